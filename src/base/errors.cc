@@ -18,7 +18,7 @@ consteval bool table_is_sound() {
   for (size_t i = 0; i < kTable.size(); ++i) {
     const ErrorInfo& row = kTable[i];
     if (static_cast<int>(row.code) < 1000 || static_cast<int>(row.code) > 9999) return false;
-    if (row.exit_status < 1 || row.exit_status > 127) return false;
+    if (row.exit_status < 1 || row.exit_status > 143) return false;
     if (row.title.empty() || row.long_form.size() < 40) return false;
     for (size_t k = 0; k < i; ++k) {
       if (kTable[k].code == row.code || kTable[k].title == row.title) return false;
