@@ -20,6 +20,7 @@ import headers  # noqa: E402
 import tidy  # noqa: E402
 
 CLANG_TIDY = "clang-tidy-19"
+CONFIGS = [ROOT / ".clang-tidy", ROOT / "tests" / ".clang-tidy"]
 
 
 def output(*what):
@@ -54,7 +55,7 @@ def tidy_one(build, path):
 
 
 def run_tidy(args, stamps):
-    common = output(CLANG_TIDY, "--version").encode() + (ROOT / ".clang-tidy").read_bytes()
+    common = output(CLANG_TIDY, "--version").encode() + b"".join(c.read_bytes() for c in CONFIGS)
     todo = {}
     for path, command in units(args.build, args.files).items():
         stamp = stamps / key_of(path, command, common)
