@@ -27,24 +27,63 @@ function(kv_options target)
   target_include_directories(${target} SYSTEM PRIVATE ${KV_VENDOR_HEADERS})
 endfunction()
 
-# kv_library(name SOURCES... [DEPS targets...])   a static library of product code
+# Precompiled headers, where a header costs more than a second in every file that includes it: GoogleTest for all tests, Boost.JSON for those who
+# ask (PCH json). Each holds that one header and nothing else, so that a file still has to include what it uses.
+option(KV_PCH "Use precompiled headers" ON)
+set(KV_PCH_HEADER_test <gtest/gtest.h>)
+set(KV_PCH_NEEDS_test GTest::gtest)
+set(KV_PCH_HEADER_json <boost/json.hpp>)
+set(KV_PCH_NEEDS_json Boost::json)
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/pch/main.cc CONTENT "int main() {}\n")
+
+# kv_precompiled(target set library|program)   the two kinds differ in -fPIC and -fPIE
+function(kv_precompiled target set kind)
+  if(NOT KV_PCH)
+    return()
+  endif()
+  set(owner kv_pch_${set}_${kind})
+  if(NOT TARGET ${owner})
+    if(kind STREQUAL "library")
+      add_library(${owner} STATIC EXCLUDE_FROM_ALL ${CMAKE_BINARY_DIR}/pch/main.cc)
+    else()
+      add_executable(${owner} EXCLUDE_FROM_ALL ${CMAKE_BINARY_DIR}/pch/main.cc)
+      set_target_properties(${owner} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/pch)
+    endif()
+    kv_options(${owner})
+    target_link_libraries(${owner} PRIVATE ${KV_PCH_NEEDS_${set}})
+    # Without the time of the build in it, the same header gives the same file, and ccache finds what was compiled with it.
+    target_compile_options(${owner} PRIVATE SHELL:-Xclang\ -fno-pch-timestamp)
+    target_precompile_headers(${owner} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${KV_PCH_HEADER_${set}}>)
+  endif()
+  target_compile_options(${target} PRIVATE SHELL:-Xclang\ -fno-pch-timestamp)
+  target_precompile_headers(${target} REUSE_FROM ${owner})
+endfunction()
+
+# kv_library(name SOURCES... [DEPS targets...] [PCH json])   a static library of product code
 function(kv_library name)
-  cmake_parse_arguments(A "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(A "" "PCH" "SOURCES;DEPS" ${ARGN})
   add_library(${name} STATIC ${A_SOURCES})
   kv_options(${name})
+  if(A_PCH)
+    kv_precompiled(${name} ${A_PCH} library)
+  endif()
   target_link_libraries(${name} PUBLIC ${A_DEPS})
 endfunction()
 
-# kv_program(name SOURCES... [DEPS targets...])   a program in <prefix>/bin
+# kv_program(name SOURCES... [DEPS targets...] [PCH json])   a program in <prefix>/bin
 function(kv_program name)
-  cmake_parse_arguments(A "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(A "" "PCH" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${A_SOURCES})
   kv_options(${name})
+  if(A_PCH)
+    kv_precompiled(${name} ${A_PCH} program)
+  endif()
   target_link_libraries(${name} PRIVATE ${A_DEPS})
 endfunction()
 
 # kv_test(name SOURCES... [DEPS targets...] [NEEDS targets...] [LABELS l...] [TIMEOUT s] [ENV K=V...])
-# A GoogleTest program run as one ctest; NEEDS are built with it (programs and libraries it starts).
+# A GoogleTest program run as one ctest; NEEDS are built with it (programs and libraries it starts). LABELS once: too heavy to
+# run again under the sanitizers, or nothing would be learnt from it.
 function(kv_test name)
   cmake_parse_arguments(A "" "TIMEOUT" "SOURCES;DEPS;NEEDS;LABELS;ENV" ${ARGN})
   if(NOT KV_TESTS)
@@ -53,6 +92,7 @@ function(kv_test name)
   find_package(GTest REQUIRED)
   add_executable(${name} ${A_SOURCES})
   kv_options(${name})
+  kv_precompiled(${name} test program)
   target_link_libraries(${name} PRIVATE ${A_DEPS} GTest::gtest GTest::gtest_main Threads::Threads)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   if(NOT A_TIMEOUT)
