@@ -38,7 +38,7 @@ test: build ## build and run the tests (make test PRESET=asan; TESTS=regex)
 .PHONY: demo
 demo: setup-demo ## the story on a simulated 24 GiB card, every figure checked
 	@$(call configure,demo)
-	@cmake --build build/demo -j $(JOBS) --target demo
+	@cmake --build build/demo -j $(JOBS)
 	@python3 demo/demo.py --prefix build/demo
 
 .PHONY: bench
