@@ -119,13 +119,24 @@ class Link {
     slot_ = in.welcome.slot;
     for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
       if (c->cmsg_type != SCM_RIGHTS) continue;
-      int first = -1;  // the lease table comes first, then the grant page
-      std::memcpy(&first, CMSG_DATA(c), sizeof first);
-      void* at = mmap(nullptr, lease::table_bytes(gpus_), PROT_READ | PROT_WRITE, MAP_SHARED, first, 0);
-      if (at == MAP_FAILED) die("cannot map the lease table");
-      table_ = static_cast<uint64_t*>(at);
+      for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
+        int fd = -1;
+        std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+        map_if_table(fd);
+        close(fd);
+      }
     }
     if (table_ == nullptr) die("no lease table came with the welcome");
+  }
+
+  // The lease table is told from the grant page by its size.
+  void map_if_table(int fd) {
+    struct stat file{};
+    const size_t bytes = lease::table_bytes(gpus_);
+    if (fstat(fd, &file) != 0 || static_cast<size_t>(file.st_size) < bytes) return;
+    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) die("cannot map the lease table");
+    table_ = static_cast<uint64_t*>(at);
   }
 
   int fd_;
