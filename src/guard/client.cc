@@ -31,7 +31,13 @@ int Client::gpu_of_uuid(const void* uuid) const {
 
 uint64_t Client::free_units(int gpu) const {
   const lease::GrantPage* p = page();
-  if (p == nullptr || table_ == nullptr || gpu < 0) return 0;
+  if (p == nullptr || gpu < 0) return 0;
+  if (table_ == nullptr) {  // an observer that was not shown the leases: unspent ones count as charged
+    const lease::GpuPage& g = p->gpu[gpu];
+    const uint64_t taken =
+        __atomic_load_n(&g.granted_units, __ATOMIC_ACQUIRE) + __atomic_load_n(&g.hidden_units, __ATOMIC_ACQUIRE);
+    return g.limit_units > taken ? g.limit_units - taken : 0;
+  }
   return lease::free_units(p, table_, static_cast<uint32_t>(gpu));
 }
 
