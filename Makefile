@@ -41,6 +41,11 @@ demo: setup-demo ## the story on a simulated 24 GiB card, every figure checked
 	@cmake --build build/demo -j $(JOBS)
 	@python3 demo/demo.py --prefix build/demo
 
+.PHONY: docs
+docs: build ## write docs/commands and docs/errors.md from their tables
+	@$(BUILD)/bin/vram generate commands docs/commands
+	@$(BUILD)/bin/vram generate errors docs
+
 .PHONY: bench
 bench: setup ## the benchmarks, with and without the guard
 	@$(call configure,release)

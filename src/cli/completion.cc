@@ -196,6 +196,8 @@ std::string zsh_options(const CommandSpec& c) {
 }
 
 std::string zsh_case(const CommandSpec& c, const std::string& below) {
+  std::string options = zsh_options(c);
+  for (const CommandSpec& child : c.children) options += zsh_options(child);
   std::string rest;
   if (c.argument_offer == Offer::kCommand) {
     rest = "'*::command:_normal'";
@@ -204,8 +206,8 @@ std::string zsh_case(const CommandSpec& c, const std::string& below) {
   } else if (c.argument_offer != Offer::kNothing) {
     rest = fmt::format("'1:argument:{}'", zsh_offer(c.argument_offer));
   }
-  return fmt::format("    {})\n      _arguments -s \\\n{}{}      {} ;;\n", below, zsh_options(c),
-                     zsh_options(command_tree()), rest.empty() ? "'*: :'" : rest);
+  return fmt::format("    {})\n      _arguments -s \\\n{}{}      {} ;;\n", below, options, zsh_options(command_tree()),
+                     rest.empty() ? "'*: :'" : rest);
 }
 
 std::string zsh_script() {

@@ -246,7 +246,7 @@ Result<Machine> machine_of(const Invocation& line) {
   machine.gpus = asked.empty() ? named : asked;
   machine.gpus_asked = !asked.empty();
   if (!machine.gpus.empty() && !looks_like_gpus(machine.gpus)) {
-    return fail(ErrorCode::kBadSim,
+    return fail(ErrorCode::kBadSimSpec,
                 fmt::format("'{}' is no list of simulated GPUs. Write models of the catalogue with counts, as in "
                             "--sim 2xA10,1xH100-80GB, and -- before the command.",
                             printable(machine.gpus)));

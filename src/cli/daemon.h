@@ -16,7 +16,7 @@ struct Machine {
   bool gpus_asked = false;  // by the option, so that it has to match a running simulation
 };
 
-// From --sim and KUBE_VRAM_SIM. kBadSim for a list that cannot be one.
+// From --sim and KUBE_VRAM_SIM. kBadSimSpec for a list that cannot be one.
 Result<Machine> machine_of(const Invocation& line);
 
 // Connects to the running daemon. kNoDaemon when there is none; never starts one.

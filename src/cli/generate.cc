@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -226,13 +227,15 @@ std::string error_page() {
       "{}\n# Errors\n\nErrors go to standard error as `vram: CODE: sentence`. The codes are stable; the exit status "
       "is that of `vram`.\n\n| code | what | exit status |\n| --- | --- | --- |\n",
       kMade);
-  for (const ErrorInfo& e : error_table()) {
+  std::vector<ErrorInfo> errors(error_table().begin(), error_table().end());
+  std::sort(errors.begin(), errors.end(), [](const ErrorInfo& a, const ErrorInfo& b) { return a.code < b.code; });
+  for (const ErrorInfo& e : errors) {
     std::string id = error_id(e.code);
     std::string anchor;
     for (char c : id) anchor += static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
     out += fmt::format("| [{}](#{}) | {} | {} |\n", id, anchor, e.title, e.exit_status);
   }
-  for (const ErrorInfo& e : error_table()) {
+  for (const ErrorInfo& e : errors) {
     out += fmt::format("\n## {}\n\n{} (exit status {})\n\n", error_id(e.code), e.title, e.exit_status);
     for (const std::string& line : wrap(e.long_form, 140)) out += line + "\n";
   }

@@ -68,7 +68,7 @@ void add_gpu(const Snapshot& s, const GpuView& gpu, bool roomy, const TopOptions
                                     gpu.health.empty() || gpu.health == "ok" ? "" : "  " + gpu.health),
                         options));
   size_t cells = options.columns > 2 ? options.columns - 2 : 0;
-  lines->push_back("[" + draw_bar(segments, gpu.total, cells, options.colour) + "]");
+  lines->push_back(cells == 0 ? "" : "[" + draw_bar(segments, gpu.total, cells, options.colour) + "]");
   lines->push_back(legend(segments, options));
 }
 
@@ -136,7 +136,8 @@ void add_budgets(const Snapshot& s, const TopOptions& options, std::vector<std::
       marks.push_back(' ');
     }
   }
-  std::vector<std::string> rows = split_lines(table.text(options.columns > 2 ? options.columns - 2 : 1));
+  if (options.columns < 4) return;  // no room for a mark and a word
+  std::vector<std::string> rows = split_lines(table.text(options.columns - 2));
   for (size_t i = 0; i < rows.size(); ++i) {
     lines->push_back((marks[i] == ' ' ? " " : draw_mark(marks[i], options.colour)) + " " + rows[i]);
   }
@@ -156,13 +157,15 @@ std::vector<std::string> top_screen(const Snapshot& s, const TopOptions& options
                                      format_human(w.asked), w.pid, w.command),
                          options));
   }
-  size_t room = options.rows == 0 ? lines.size() : options.rows - (options.notice.empty() ? 0 : 1);
-  if (lines.size() > room && room > 0) {
+  bool notice = !options.notice.empty() && options.rows != 1;
+  size_t room = options.rows == 0 ? lines.size() : options.rows - (notice ? 1 : 0);
+  if (room == 1) lines.resize(1);
+  if (lines.size() > room) {
     size_t hidden = lines.size() - room + 1;
     lines.resize(room - 1);
     lines.push_back(clip(fmt::format("... {} more lines: a taller window or `vram ps` shows them", hidden), options));
   }
-  if (!options.notice.empty()) lines.push_back(clip(options.notice, options));
+  if (notice) lines.push_back(clip(options.notice, options));
   return lines;
 }
 
