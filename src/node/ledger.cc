@@ -102,7 +102,8 @@ Result<uint64_t> Ledger::create(const NewBudget& wanted) {
   }
   BudgetRecord& record = image_.budget[index];
   record = BudgetRecord{};
-  record.id = image_.next_budget++;
+  if (wanted.id != 0) raise_ids(wanted.id + 1, 1);
+  record.id = wanted.id != 0 ? wanted.id : image_.next_budget++;
   step();
   record.uid = wanted.uid;
   record.gid = wanted.gid;

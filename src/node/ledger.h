@@ -18,6 +18,7 @@
 namespace kvram::node {
 
 struct NewBudget {
+  uint64_t id = 0;  // 0: the next one; else of a budget that comes back from the journal
   uint32_t uid = 0;
   uint32_t gid = 0;
   int32_t root_pid = 0;

@@ -26,7 +26,9 @@ Error bad_request(const model::Request& request) {
           "Neither an amount of memory nor whole cards were asked for. Give --memory 6Gi, for example, or --card 1."};
 }
 
-Error no_room(const model::Request& request, const placement::Refusal& refusal, const std::vector<GpuHolders>& gpus) {
+// What was found, without what to do about it.
+std::string room_text(const model::Request& request, const placement::Refusal& refusal,
+                      const std::vector<GpuHolders>& gpus) {
   std::string held;
   for (const GpuHolders& gpu : gpus) {
     if (gpu.holders.empty()) continue;
@@ -35,26 +37,27 @@ Error no_room(const model::Request& request, const placement::Refusal& refusal, 
     held += holders_text(gpu.holders, kMostHolders);
   }
   if (!held.empty()) held = " Held: " + held + ".";
+  std::string fitting = refusal.fitting_gpus == 0 ? "none" : std::to_string(refusal.fitting_gpus);
+  bool many = refusal.fitting_gpus > 1;
+  std::string found;
   if (request.cards > 0) {
-    return {ErrorCode::kNoRoom,
-            fmt::format(
-                "{} asked, but {} of the GPUs {} without any other budget or program.{} Add --wait 10m to wait until "
-                "others end.",
-                asked_text(request), refusal.fitting_gpus == 0 ? "none" : std::to_string(refusal.fitting_gpus),
-                refusal.fitting_gpus > 1 ? "are" : "is", held)};
+    found = fmt::format("{} of the GPUs {} without any other budget or program", fitting, many ? "are" : "is");
+  } else if (refusal.asked_gpus == 1) {
+    found =
+        fmt::format("the largest free part is {} (GPU {})", format_human(refusal.largest_free), refusal.largest_index);
+  } else {
+    found = fmt::format("{} of the GPUs {} that much free; the largest free part is {} (GPU {})", fitting,
+                        many ? "have" : "has", format_human(refusal.largest_free), refusal.largest_index);
   }
-  std::string found = refusal.asked_gpus == 1
-                          ? fmt::format("the largest free part is {} (GPU {})", format_human(refusal.largest_free),
-                                        refusal.largest_index)
-                          : fmt::format("{} of the GPUs {} that much free; the largest free part is {} (GPU {})",
-                                        refusal.fitting_gpus == 0 ? "none" : std::to_string(refusal.fitting_gpus),
-                                        refusal.fitting_gpus > 1 ? "have" : "has", format_human(refusal.largest_free),
-                                        refusal.largest_index);
+  return fmt::format("{} asked, but {}.{}", asked_text(request), found, held);
+}
+
+Error no_room(const model::Request& request, const placement::Refusal& refusal, const std::vector<GpuHolders>& gpus) {
   std::string offer = "Add --wait 10m to wait for room.";
-  if (refusal.largest_free >= kMiB && refusal.asked_gpus == 1) {
+  if (request.cards == 0 && refusal.largest_free >= kMiB && refusal.asked_gpus == 1) {
     offer = fmt::format("Ask for at most {}, or add --wait 10m to wait for room.", offer_text(refusal.largest_free));
   }
-  return {ErrorCode::kNoRoom, fmt::format("{} asked, but {}.{} {}", asked_text(request), found, held, offer)};
+  return {ErrorCode::kNoRoom, fmt::format("{} {}", room_text(request, refusal, gpus), offer)};
 }
 
 }  // namespace
@@ -65,6 +68,39 @@ std::string asked_text(const model::Request& request) {
   if (request.gpus <= 1) return fmt::format("{} on one GPU was", format_human(request.memory));
   return fmt::format("{} over {} GPUs ({} on each) was", format_human(request.memory), request.gpus,
                      format_human(model::part_of(request)));
+}
+
+std::string clean_text(std::string_view text, size_t most) {
+  std::string clean;
+  for (size_t i = 0; i < text.size();) {
+    auto lead = static_cast<unsigned char>(text[i]);
+    size_t length = lead < 0x80                   ? 1
+                    : lead >= 0xc2 && lead < 0xe0 ? 2
+                    : lead >= 0xe0 && lead < 0xf0 ? 3
+                    : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                  : 0;
+    bool valid = length > 0 && i + length <= text.size();
+    for (size_t k = 1; valid && k < length; ++k) valid = (static_cast<unsigned char>(text[i + k]) & 0xc0) == 0x80;
+    if (valid && length >= 3) {  // overlong forms, surrogates and beyond the last code point
+      auto second = static_cast<unsigned char>(text[i + 1]);
+      valid = !(lead == 0xe0 && second < 0xa0) && !(lead == 0xed && second >= 0xa0) &&
+              !(lead == 0xf0 && second < 0x90) && !(lead == 0xf4 && second >= 0x90);
+    }
+    std::string_view part = valid ? text.substr(i, length) : "?";
+    if (valid && (lead < 0x20 || lead == 0x7f)) part = " ";
+    if (clean.size() + part.size() > most) break;
+    clean += part;
+    i += valid ? length : 1;
+  }
+  return clean;
+}
+
+std::string waiting_reason(const model::Request& request, const placement::Refusal& refusal,
+                           const std::vector<GpuHolders>& holders, size_t ahead) {
+  if (refusal.why == placement::Why::kWaitsAhead) {
+    return fmt::format("{} earlier request{} for the same room", ahead, ahead == 1 ? " waits" : "s wait");
+  }
+  return room_text(request, refusal, holders);
 }
 
 std::string holders_text(const std::vector<Holder>& holders, size_t most) {
