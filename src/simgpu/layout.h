@@ -47,17 +47,9 @@ struct GpuInfo {
   int32_t shared_per_sm_bytes;
 };
 
-// Owned by the GPU-time part (time.cc): who runs on a GPU now, in time slices.
-struct GpuTime {
-  uint64_t words[32];
-};
-struct SlotTime {
-  uint64_t words[4];
-};
 
 struct alignas(64) Gpu {
   GpuInfo info;
-  GpuTime time;
 };
 
 enum SlotState : uint32_t { kSlotFree = 0, kSlotLive = 1 };
@@ -71,7 +63,6 @@ struct alignas(64) Slot {
   uint64_t arena;  // its arena's file is arena-<this>; 0: none yet
   char command[32];
   uint64_t resident[kMaxGpus];  // bytes, shared objects not included; atomic
-  SlotTime time[kMaxGpus];
 };
 
 enum ObjectState : uint32_t { kObjectFree = 0, kObjectLive = 1 };

@@ -108,21 +108,23 @@ class Machine {
 
  private:
   Machine() = default;
-  Result<void> map_or_create(const std::string& spec);
-  Result<void> join();
+  Result<void> find_or_create(const std::string& spec);
+  Result<void> take_slot();
+  bool holder_alive(uint32_t slot, int32_t* pid);
   uint64_t sum_used(uint32_t g) const;
+  bool take_locked(uint32_t g, uint64_t bytes, uint64_t* counter);
   int reap_locked();
   void bury_locked(uint32_t slot);
   bool object_held_locked(uint32_t index);
   void end_object_locked(uint32_t index);
-  void sweep_arena_locked(uint64_t arena);
-  bool take_locked(uint32_t g, uint64_t bytes, uint64_t* counter);
+  void sweep_arena_locked(uint64_t arena, uint32_t dead_slot);
 
   std::string folder_;
   MachineFile* file_ = nullptr;
-  int slots_fd_ = -1;
+  int slots_fd_ = -1;  // never closed
   int objects_fd_ = -1;
   uint32_t slot_ = UINT32_MAX;
+  uint64_t image_ = 0;
 };
 
 }  // namespace kvram::simgpu
