@@ -212,6 +212,17 @@ std::shared_ptr<SharedRef> hold_shared(uint32_t index, uint64_t generation) {
   return add_ref_locked(table, index, generation);
 }
 
+std::shared_ptr<SharedRef> import_shared(int fd) {
+  SharedTable& table = shared_table();
+  std::lock_guard lock(table.mutex);
+  uint32_t index = 0;
+  Machine& machine = Driver::get().machine();
+  if (!machine.import_object(fd, &index)) return nullptr;
+  uint64_t generation = machine.object(index).generation;
+  if (auto known = find_ref_locked(table, index, generation)) return known;
+  return add_ref_locked(table, index, generation);
+}
+
 int make_backing(Device& device, uint64_t cost, uint64_t length, uint64_t align, std::shared_ptr<Backing>* out) {
   Arena* arena = Arena::get();
   if (arena == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;

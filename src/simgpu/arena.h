@@ -75,6 +75,8 @@ struct SharedRef {
 std::shared_ptr<SharedRef> shared_ref(uint32_t index, uint64_t generation);
 // As above for an object whose bit is not set yet; null if the object is gone.
 std::shared_ptr<SharedRef> hold_shared(uint32_t index, uint64_t generation);
+// The object of an exported descriptor; null if it is none.
+std::shared_ptr<SharedRef> import_shared(int fd);
 
 // A piece of device memory, wherever it is mapped: charged until the last holder (allocation, handle, mapping) goes.
 struct Backing {

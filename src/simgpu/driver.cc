@@ -8,6 +8,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "simgpu/pool.h"
+
 namespace kvram::simgpu {
 namespace {
 
@@ -116,6 +118,7 @@ CUresult Driver::init() {
     device->ordinal = static_cast<int>(devices_.size());
     device->gpu = g;
     device->info = &machine_->gpu(g);
+    make_default_pools(*device);
     devices_.push_back(std::move(device));
   }
   std::atomic_ref<uint32_t>(*mark).store(kMarkReady, std::memory_order_release);

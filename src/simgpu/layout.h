@@ -47,7 +47,6 @@ struct GpuInfo {
   int32_t shared_per_sm_bytes;
 };
 
-
 struct alignas(64) Gpu {
   GpuInfo info;
 };

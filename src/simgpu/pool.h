@@ -21,7 +21,7 @@ struct Pool {
   bool is_default = false;
   bool destroyed = false;  // its last allocation gives the rest back
   bool imported = false;
-  int64_t object = -1;  // shared object that carries its bytes, once exported
+  std::shared_ptr<SharedRef> object;  // carries its bytes, once exported or imported
   uint64_t max_size = 0;
 
   // Accounts for `bytes` in use, growing when needed. CUDA_ERROR_OUT_OF_MEMORY and nothing changed if it cannot. For
@@ -35,5 +35,10 @@ struct Pool {
 // All pools of the device shrink to their release threshold: called when the program synchronises (stream, event,
 // context). Graph pools stay as they are until cuDeviceGraphMemTrim.
 void trim_pools_at_sync(Device& device);
+
+// The pool of a handle; null if it is none.
+std::shared_ptr<Pool> find_pool(CUmemoryPool handle);
+void add_pool(const std::shared_ptr<Pool>& pool);
+void make_default_pools(Device& device);
 
 }  // namespace kvram::simgpu
