@@ -323,9 +323,10 @@ uint64_t real_now_ns() {
   return static_cast<uint64_t>(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
-Tag clock_append(uint32_t gpu, Tag after, uint64_t gpu_ns) {
+Tag clock_append(uint32_t gpu, Tag after, uint64_t gpu_ns, Tag* now) {
   Locked locked(gpu);
   State& state = locked.state();
+  if (now != nullptr) *now = state.v;
   Tag tag = std::max(after, state.v) + gpu_ns;
   if (tag <= state.v) return tag;
   if (Slot* slot = locked.own_slot()) {

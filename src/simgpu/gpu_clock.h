@@ -19,8 +19,9 @@ uint64_t real_now_ns();
 using Tag = uint64_t;
 
 // Appends `gpu_ns` of work behind `after` (the end of the stream, or of what the work depends on), but not before now.
-// Returns the tag at which it is done. gpu_ns = 0 gives the point itself.
-Tag clock_append(uint32_t gpu, Tag after, uint64_t gpu_ns);
+// Returns the tag at which it is done. gpu_ns = 0 gives the point itself. `now`, if not null, gets the present point: a
+// tag that is not above it is done already.
+Tag clock_append(uint32_t gpu, Tag after, uint64_t gpu_ns, Tag* now = nullptr);
 // The present point: work with this tag or a smaller one is done.
 Tag clock_now(uint32_t gpu);
 bool clock_reached(uint32_t gpu, Tag tag);

@@ -31,6 +31,9 @@ CUresult submit_work(CUstream stream, bool per_thread, Work work);
 // The same and waits until it is done: the synchronous copies. Refused while the stream captures.
 CUresult submit_and_wait(CUstream stream, bool per_thread, Work work);
 
+// cuStreamCreate and its kin; the stream's cost is charged. Invalid flags: CUDA_ERROR_INVALID_VALUE.
+CUresult create_stream(Context& context, unsigned flags, int priority, CUstream* out);
+
 // Waits for all work of the context (cuCtxSynchronize, the implicit wait of cuMemFree).
 CUresult drain_context(Context* context);
 // The context is about to go: its streams end, unfinished work of them is dropped.
