@@ -10,14 +10,14 @@ struct Capture {
   GraphPtr graph;
   bool own_graph = true;  // false: the program gave the graph
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  Stream* origin = nullptr;                  // only compared
+  Stream* origin = nullptr;                   // only compared
   std::vector<std::weak_ptr<Stream>> joined;  // streams in it, the origin too
   std::atomic<bool> invalid = false;
   std::mutex mutex;
 };
 
-// The work as a node behind what the stream captured last. Work that has no node: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
-// and the capture is invalid.
+// The work as a node behind what the stream captured last. Work that has no node:
+// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and the capture is invalid.
 CUresult capture_work(Stream& stream, const Work& work);
 CUresult capture_event_record(Stream& stream, Event& event, bool external);
 CUresult capture_event_wait(Stream& stream, Event& event, bool external);

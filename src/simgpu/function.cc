@@ -26,23 +26,48 @@ int capability(const Function& function) {
 
 CUresult attribute_value(const Function& function, CUfunction_attribute attribute, int* out) {
   switch (static_cast<int>(attribute)) {
-    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *out = static_cast<int>(function.kernel.max_threads); break;
-    case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *out = static_cast<int>(function.kernel.shared_bytes); break;
-    case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *out = static_cast<int>(function.kernel.local_bytes); break;
-    case CU_FUNC_ATTRIBUTE_NUM_REGS: *out = static_cast<int>(function.kernel.registers); break;
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+      *out = static_cast<int>(function.kernel.max_threads);
+      break;
+    case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES:
+      *out = static_cast<int>(function.kernel.shared_bytes);
+      break;
+    case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES:
+      *out = static_cast<int>(function.kernel.local_bytes);
+      break;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS:
+      *out = static_cast<int>(function.kernel.registers);
+      break;
     case CU_FUNC_ATTRIBUTE_PTX_VERSION:
-    case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *out = capability(function); break;
-    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *out = function.max_dynamic_shared; break;
-    case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: *out = function.carveout; break;
-    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH: *out = function.cluster[0]; break;
-    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT: *out = function.cluster[1]; break;
-    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH: *out = function.cluster[2]; break;
-    case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED: *out = function.non_portable_cluster; break;
+    case CU_FUNC_ATTRIBUTE_BINARY_VERSION:
+      *out = capability(function);
+      break;
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+      *out = function.max_dynamic_shared;
+      break;
+    case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+      *out = function.carveout;
+      break;
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
+      *out = function.cluster[0];
+      break;
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
+      *out = function.cluster[1];
+      break;
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
+      *out = function.cluster[2];
+      break;
+    case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
+      *out = function.non_portable_cluster;
+      break;
     case CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES:
     case CU_FUNC_ATTRIBUTE_CACHE_MODE_CA:
     case CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET:
-    case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE: *out = 0; break;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+      *out = 0;
+      break;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
 }
@@ -59,14 +84,22 @@ CUresult set_attribute(Function& function, CUfunction_attribute attribute, int v
       if (value < -1 || value > 100) return CUDA_ERROR_INVALID_VALUE;
       function.carveout = value;
       return CUDA_SUCCESS;
-    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH: function.cluster[0] = value; return CUDA_SUCCESS;
-    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT: function.cluster[1] = value; return CUDA_SUCCESS;
-    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH: function.cluster[2] = value; return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
+      function.cluster[0] = value;
+      return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
+      function.cluster[1] = value;
+      return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
+      function.cluster[2] = value;
+      return CUDA_SUCCESS;
     case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
       function.non_portable_cluster = value;
       return CUDA_SUCCESS;
-    case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE: return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
 }
 
@@ -186,8 +219,8 @@ KV_CUDA_EXPORT cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks,
                                                                     size_t shared, unsigned int) {
   return blocks_per_sm(blocks, function, size, shared, __func__);
 }
-KV_CUDA_EXPORT cuOccupancyMaxPotentialBlockSize(int* grid, int* block, CUfunction function, CUoccupancyB2DSize shared_of,
-                                                size_t shared, int limit) {
+KV_CUDA_EXPORT cuOccupancyMaxPotentialBlockSize(int* grid, int* block, CUfunction function,
+                                                CUoccupancyB2DSize shared_of, size_t shared, int limit) {
   return best_block(function, shared_of, shared, limit, grid, block, __func__);
 }
 KV_CUDA_EXPORT cuOccupancyMaxPotentialBlockSizeWithFlags(int* grid, int* block, CUfunction function,
@@ -220,8 +253,8 @@ KV_CUDA_EXPORT cuOccupancyMaxActiveClusters(int* count, CUfunction handle, const
     FunctionPtr function;
     if (CUresult r = resolve_function(context, handle, &function); r != CUDA_SUCCESS) return r;
     auto block = static_cast<int>(config->blockDimX * config->blockDimY * config->blockDimZ);
-    *count = resident_blocks(*function, *context.device->info, block, config->sharedMemBytes) *
-             context.device->info->sms;
+    *count =
+        resident_blocks(*function, *context.device->info, block, config->sharedMemBytes) * context.device->info->sms;
     return CUDA_SUCCESS;
   });
 }

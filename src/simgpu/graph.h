@@ -49,8 +49,8 @@ struct AllocBody {
 struct FreeBody {
   CUdeviceptr at = 0;
 };
-using NodeBody =
-    std::variant<std::monostate, std::shared_ptr<KernelBody>, CopyBody, SetBody, HostBody, ChildBody, EventBody, AllocBody, FreeBody>;
+using NodeBody = std::variant<std::monostate, std::shared_ptr<KernelBody>, CopyBody, SetBody, HostBody, ChildBody,
+                              EventBody, AllocBody, FreeBody>;
 
 struct GraphNode {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
@@ -85,7 +85,7 @@ using GraphPtr = std::shared_ptr<Graph>;
 struct ExecNode {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   NodeBody body;
-  std::vector<size_t> from;  // indices of earlier steps
+  std::vector<size_t> from;           // indices of earlier steps
   const GraphNode* source = nullptr;  // only compared
   bool enabled = true;
 };

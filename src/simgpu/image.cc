@@ -187,7 +187,8 @@ size_t read_entry(std::string_view plain, std::string_view original, size_t at, 
   size_t body = cursor.at();
   cursor.skip_group('{', '}');
   std::string_view inside = plain.substr(body, cursor.at() - body);
-  for (size_t found = inside.find(".shared"); found != std::string_view::npos; found = inside.find(".shared", found + 1)) {
+  for (size_t found = inside.find(".shared"); found != std::string_view::npos;
+       found = inside.find(".shared", found + 1)) {
     Cursor declared(inside, found + 7);
     if (found != 0 && word_char(inside[found - 1])) continue;  // "ld.shared", not a declaration
     if (std::optional<Variable> variable = read_variable(declared)) {

@@ -14,11 +14,11 @@ struct ImageParam {
 struct ImageKernel {
   std::string name;
   std::vector<ImageParam> params;
-  bool params_known = false;   // only PTX says
-  uint64_t gpu_ns = 10000;     // of one launch; "// sim: us=100" in or right before the entry sets it
-  uint32_t registers = 32;     // "// sim: regs=64"
-  uint32_t shared_bytes = 0;   // static
-  uint32_t local_bytes = 0;    // "// sim: local=256"
+  bool params_known = false;    // only PTX says
+  uint64_t gpu_ns = 10000;      // of one launch; "// sim: us=100" in or right before the entry sets it
+  uint32_t registers = 32;      // "// sim: regs=64"
+  uint32_t shared_bytes = 0;    // static
+  uint32_t local_bytes = 0;     // "// sim: local=256"
   uint32_t max_threads = 1024;  // .maxntid, .reqntid
 };
 struct ImageGlobal {

@@ -58,7 +58,8 @@ CUresult launch_old(CUfunction handle, int width, int height, CUstream stream, c
         if (!function) return CUDA_ERROR_INVALID_HANDLE;
         if (width <= 0 || height <= 0) return CUDA_ERROR_INVALID_VALUE;
         static void* no_params[] = {nullptr};
-        Launch launch{{static_cast<unsigned>(width), static_cast<unsigned>(height), 1}, {1, 1, 1}, 0, no_params, nullptr};
+        Launch launch{
+            {static_cast<unsigned>(width), static_cast<unsigned>(height), 1}, {1, 1, 1}, 0, no_params, nullptr};
         {
           std::lock_guard lock(function->mutex);
           for (int i = 0; i < 3; ++i) launch.block[i] = function->block[i];

@@ -19,7 +19,8 @@ CUresult make_globals(Context& context, Module& module) {
   for (const ImageGlobal& global : module.image->globals) {
     Global made{0, global.bytes, global.managed};
     // The bytes are in the image already: the address space costs nothing more.
-    if (CUresult r = allocate_uncharged(context, global.bytes, BlockKind::kModule, &made.at); r != CUDA_SUCCESS) return r;
+    if (CUresult r = allocate_uncharged(context, global.bytes, BlockKind::kModule, &made.at); r != CUDA_SUCCESS)
+      return r;
     module.globals[global.name] = made;
   }
   return CUDA_SUCCESS;

@@ -1,9 +1,9 @@
-// Streams inside one process. A stream is a point on its GPU's clock (the end of what was put on it) and, where its next
-// work cannot be placed yet, a queue that the process's worker thread goes through.
+// Streams inside one process. A stream is a point on its GPU's clock (the end of what was put on it) and, where its
+// next work cannot be placed yet, a queue that the process's worker thread goes through.
 //
-// Most work is placed at once: a launch or a copy only moves the stream's end. What has to wait for more than GPU time (a
-// host function, a value in memory, an event of work that is queued itself) is queued, and so is everything behind it.
-// Copies and fills have their effect when they are placed: earlier than the GPU would, never later than promised.
+// Most work is placed at once: a launch or a copy only moves the stream's end. What has to wait for more than GPU time
+// (a host function, a value in memory, an event of work that is queued itself) is queued, and so is everything behind
+// it. Copies and fills have their effect when they are placed: earlier than the GPU would, never later than promised.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -34,8 +34,8 @@ struct Op {
   bool host = false;            // the effect runs in the worker, with all before it done
 };
 
-struct Capture;   // capture.h
-struct GraphNode; // graph.h
+struct Capture;    // capture.h
+struct GraphNode;  // graph.h
 
 struct Stream : std::enable_shared_from_this<Stream> {
   enum class Kind { kExplicit, kLegacy, kPerThread };
@@ -54,7 +54,9 @@ struct Stream : std::enable_shared_from_this<Stream> {
   std::atomic<bool> capturing = false;
   std::vector<GraphNode*> capture_ends;
 
-  bool blocking() const { return kind == Kind::kPerThread || (kind == Kind::kExplicit && (flags & CU_STREAM_NON_BLOCKING) == 0); }
+  bool blocking() const {
+    return kind == Kind::kPerThread || (kind == Kind::kExplicit && (flags & CU_STREAM_NON_BLOCKING) == 0);
+  }
   CUstream handle() { return reinterpret_cast<CUstream>(this); }
 };
 using StreamPtr = std::shared_ptr<Stream>;
@@ -90,14 +92,14 @@ bool step_stream(Stream& stream, uint64_t* eta_ns);
 void wake_worker(StreamPtr stream);
 
 // Defines an entry point and its per-thread variant; `pt` tells the body which one was called.
-#define KV_PT_EXPORT(name, suffix, params, ...)          \
-  KV_CUDA_EXPORT name params {                           \
-    [[maybe_unused]] constexpr bool pt = false;          \
-    __VA_ARGS__                                          \
-  }                                                      \
-  KV_CUDA_EXPORT name##suffix params {                   \
-    [[maybe_unused]] constexpr bool pt = true;           \
-    __VA_ARGS__                                          \
+#define KV_PT_EXPORT(name, suffix, params, ...) \
+  KV_CUDA_EXPORT name params {                  \
+    [[maybe_unused]] constexpr bool pt = false; \
+    __VA_ARGS__                                 \
+  }                                             \
+  KV_CUDA_EXPORT name##suffix params {          \
+    [[maybe_unused]] constexpr bool pt = true;  \
+    __VA_ARGS__                                 \
   }
 
 // The body runs with the current context and the stream that the handle means there.

@@ -40,10 +40,17 @@ CUresult get_attribute(Stream& stream, CUstreamAttrID attribute, CUstreamAttrVal
   if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(stream.state->mutex);
   switch (static_cast<int>(attribute)) {
-    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY: value->syncPolicy = stream.sync_policy.syncPolicy; break;
-    case CU_LAUNCH_ATTRIBUTE_PRIORITY: value->priority = stream.priority; break;
-    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW: value->accessPolicyWindow = CUaccessPolicyWindow{}; break;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+      value->syncPolicy = stream.sync_policy.syncPolicy;
+      break;
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      value->priority = stream.priority;
+      break;
+    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+      value->accessPolicyWindow = CUaccessPolicyWindow{};
+      break;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
 }
@@ -52,10 +59,16 @@ CUresult set_attribute(Stream& stream, CUstreamAttrID attribute, const CUstreamA
   if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(stream.state->mutex);
   switch (static_cast<int>(attribute)) {
-    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY: stream.sync_policy.syncPolicy = value->syncPolicy; break;
-    case CU_LAUNCH_ATTRIBUTE_PRIORITY: stream.priority = value->priority; break;
-    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW: break;  // a hint to a cache that is not modelled
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+      stream.sync_policy.syncPolicy = value->syncPolicy;
+      break;
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      stream.priority = value->priority;
+      break;
+    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+      break;  // a hint to a cache that is not modelled
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
 }
@@ -113,18 +126,17 @@ KV_PT_EXPORT(cuStreamGetPriority, _ptsz, (CUstream handle, int* priority),
 KV_PT_EXPORT(cuStreamGetId, _ptsz, (CUstream handle, unsigned long long* id),
              return tell(handle, pt, id, [](Context&, Stream& stream) { return stream.id; });)
 KV_PT_EXPORT(cuStreamGetCtx, _ptsz, (CUstream handle, CUcontext* context),
-             return tell(handle, pt, context, [](Context&, Stream& stream) { return stream.state->context->handle(); });)
+             return tell(handle, pt, context,
+                         [](Context&, Stream& stream) { return stream.state->context->handle(); });)
 KV_PT_EXPORT(cuStreamGetDevice, _ptsz, (CUstream handle, CUdevice* device),
              return tell(handle, pt, device, [](Context&, Stream& stream) { return stream.state->device->ordinal; });)
 
 KV_PT_EXPORT(cuStreamGetAttribute, _ptsz, (CUstream handle, CUstreamAttrID attribute, CUstreamAttrValue* value),
-             return with_stream(handle, pt, [&](Context&, Stream& stream) {
-               return get_attribute(stream, attribute, value);
-             });)
+             return with_stream(handle, pt,
+                                [&](Context&, Stream& stream) { return get_attribute(stream, attribute, value); });)
 KV_PT_EXPORT(cuStreamSetAttribute, _ptsz, (CUstream handle, CUstreamAttrID attribute, const CUstreamAttrValue* value),
-             return with_stream(handle, pt, [&](Context&, Stream& stream) {
-               return set_attribute(stream, attribute, value);
-             });)
+             return with_stream(handle, pt,
+                                [&](Context&, Stream& stream) { return set_attribute(stream, attribute, value); });)
 KV_PT_EXPORT(cuStreamCopyAttributes, _ptsz, (CUstream to, CUstream from),
              return with_stream(to, pt, [&](Context& context, Stream& target) {
                StreamPtr source;
@@ -134,21 +146,16 @@ KV_PT_EXPORT(cuStreamCopyAttributes, _ptsz, (CUstream to, CUstream from),
              });)
 
 KV_PT_EXPORT(cuLaunchHostFunc, _ptsz, (CUstream handle, CUhostFn function, void* data),
-             return with_stream(handle, pt, [&](Context&, Stream& stream) {
-               return host_function(stream, function, data);
-             });)
+             return with_stream(handle, pt,
+                                [&](Context&, Stream& stream) { return host_function(stream, function, data); });)
 KV_PT_EXPORT(cuLaunchHostFunc_v2, _ptsz, (CUstream handle, CUhostFn function, void* data, unsigned int),
-             return with_stream(handle, pt, [&](Context&, Stream& stream) {
-               return host_function(stream, function, data);
-             });)
-KV_PT_EXPORT(cuStreamAddCallback, _ptsz,
-             (CUstream handle, CUstreamCallback function, void* data, unsigned int flags),
+             return with_stream(handle, pt,
+                                [&](Context&, Stream& stream) { return host_function(stream, function, data); });)
+KV_PT_EXPORT(cuStreamAddCallback, _ptsz, (CUstream handle, CUstreamCallback function, void* data, unsigned int flags),
              if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-             return with_stream(handle, pt, [&](Context&, Stream& stream) {
-               return callback(stream, handle, function, data);
-             });)
+             return with_stream(handle, pt,
+                                [&](Context&, Stream& stream) { return callback(stream, handle, function, data); });)
 // Where managed memory lies is not moved by the stream that uses it.
 KV_PT_EXPORT(cuStreamAttachMemAsync, _ptsz, (CUstream handle, CUdeviceptr at, size_t, unsigned int),
-             return with_stream(handle, pt, [&](Context&, Stream&) {
-               return at == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-             });)
+             return with_stream(handle, pt,
+                                [&](Context&, Stream&) { return at == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; });)

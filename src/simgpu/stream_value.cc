@@ -31,9 +31,12 @@ bool satisfied(uint64_t seen, uint64_t wanted, unsigned flags, size_t bytes) {
     case CU_STREAM_WAIT_VALUE_GEQ:  // cyclic, as the driver compares
       return bytes == 4 ? static_cast<int32_t>(static_cast<uint32_t>(seen - wanted)) >= 0
                         : static_cast<int64_t>(seen - wanted) >= 0;
-    case CU_STREAM_WAIT_VALUE_EQ: return (seen & mask) == (wanted & mask);
-    case CU_STREAM_WAIT_VALUE_AND: return (seen & wanted & mask) != 0;
-    default: return (~(seen | wanted) & mask) != 0;
+    case CU_STREAM_WAIT_VALUE_EQ:
+      return (seen & mask) == (wanted & mask);
+    case CU_STREAM_WAIT_VALUE_AND:
+      return (seen & wanted & mask) != 0;
+    default:
+      return (~(seen | wanted) & mask) != 0;
   }
 }
 
@@ -79,8 +82,10 @@ CUresult one_of_batch(Stream& stream, const CUstreamBatchMemOpParams& params) {
     case CU_STREAM_MEM_OP_WRITE_VALUE_64:
       return write_value(stream, params.writeValue.address, params.writeValue.value64, 8);
     case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
-    case CU_STREAM_MEM_OP_BARRIER: return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case CU_STREAM_MEM_OP_BARRIER:
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
   }
 }
 
@@ -102,8 +107,8 @@ CUresult batch(CUstream handle, bool per_thread, unsigned count, CUstreamBatchMe
 
 using namespace kvram::simgpu;  // NOLINT(google-build-using-namespace): C entry points
 
-#define KV_VALUE_EXPORT(name, type, action)                                                       \
-  KV_PT_EXPORT(name, _ptsz, (CUstream handle, CUdeviceptr at, type value, unsigned int flags),    \
+#define KV_VALUE_EXPORT(name, type, action)                                                    \
+  KV_PT_EXPORT(name, _ptsz, (CUstream handle, CUdeviceptr at, type value, unsigned int flags), \
                return with_stream(handle, pt, [&](Context&, Stream& stream) { return action; });)
 
 KV_VALUE_EXPORT(cuStreamWriteValue32, cuuint32_t, ((void)flags, write_value(stream, at, value, 4)))
