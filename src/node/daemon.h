@@ -207,6 +207,7 @@ class Daemon {
   std::vector<Bytes> foreign_;                                         // per GPU of the inventory
   std::unordered_map<int32_t, std::pair<uint64_t, uint64_t>> listed_;  // pid -> {start, budget or 0}
   bool changing_ = false;                                              // look again soon
+  double look_at_ = 0;                                                 // monotonic seconds of the next tick
   double idle_since_ = 0;
   double started_at_ = 0;
   double journals_at_ = 0;

@@ -73,7 +73,10 @@ int Daemon::run() {
           break;
       }
     }
-    if (look) tick();
+    if (look) {
+      look_at_ = 0;
+      tick();
+    }
     if (look || changing_) arm_timer();
     bool idle = connections_.empty() && ledger_->budgets().empty();
     if (!idle) idle_since_ = monotonic_seconds();
@@ -83,8 +86,13 @@ int Daemon::run() {
   return 0;
 }
 
+// The next look: sooner while something changes. Never puts one off that is due, or a busy daemon would not look at
+// all.
 void Daemon::arm_timer() {
   double wait = changing_ ? std::clamp(measure_cost_ * 10, 0.02, 0.2) : queue_.waiting().empty() ? 1.0 : 0.2;
+  double now = monotonic_seconds();
+  if (look_at_ != 0 && look_at_ <= now + wait) return;
+  look_at_ = now + wait;
   itimerspec spec{};
   spec.it_value.tv_sec = static_cast<time_t>(wait);
   spec.it_value.tv_nsec = static_cast<long>((wait - static_cast<double>(spec.it_value.tv_sec)) * 1e9);

@@ -167,7 +167,8 @@ TEST(Budgets, ADeadProgramsChargeGoesOnlyWhenTheDriverNoLongerListsIt) {
   usleep(300000);
   EXPECT_EQ(number(part0(node.budget(id)), "charged"), 2 * kGi) << "the driver lists it still";
   node.figures(base);
-  EXPECT_TRUE(TestNode::eventually([&] { return number(part0(node.budget(id)), "granted") == 0; }));
+  EXPECT_TRUE(TestNode::eventually([&] { return number(part0(node.budget(id)), "granted") == 0; }))
+      << json::serialize(node.ask(R"({"op":"list"})")) << node.said();
 }
 
 TEST(Budgets, OutliveADaemonThatIsKilled) {
@@ -257,7 +258,8 @@ TEST(Budgets, AnExecKeepsTheChargeUntilTheMemoryIsGone) {
   usleep(600000);
   EXPECT_EQ(number(part0(node.budget(id)), "charged"), kGi) << "still listed after the exec";
   node.figures(base);
-  EXPECT_TRUE(TestNode::eventually([&] { return number(part0(node.budget(id)), "granted") == 0; }));
+  EXPECT_TRUE(TestNode::eventually([&] { return number(part0(node.budget(id)), "granted") == 0; }))
+      << json::serialize(node.ask(R"({"op":"list"})")) << node.said();
 }
 
 TEST(Budgets, StrictOnesThatHoldTooMuchAreEnded) {
