@@ -10,6 +10,7 @@
 
 #include "lease/table.h"
 #include "node/daemon.h"
+#include "node/process.h"
 
 namespace kvram::node {
 
@@ -43,6 +44,16 @@ std::string json_text(const json::object& object, const char* key) {
 bool json_flag(const json::object& object, const char* key) {
   const json::value* value = object.if_contains(key);
   return value != nullptr && value->is_bool() && value->get_bool();
+}
+
+const std::string& cached_user(uint32_t uid) {
+  static std::unordered_map<uint32_t, std::string> names;
+  auto it = names.find(uid);
+  if (it == names.end()) {
+    if (names.size() > 4096) names.clear();
+    it = names.emplace(uid, clean_text(user_name(uid), 64)).first;
+  }
+  return it->second;
 }
 
 std::string error_json(const Error& error) {

@@ -22,6 +22,9 @@ uint64_t json_number(const boost::json::object& object, const char* key);
 std::string json_text(const boost::json::object& object, const char* key);
 bool json_flag(const boost::json::object& object, const char* key);
 
+// The user's name, looked up once.
+const std::string& cached_user(uint32_t uid);
+
 // One line of the budgets' journal.
 std::string budget_line(const BudgetRecord& record, const std::string& boot);
 
