@@ -16,6 +16,11 @@ namespace json = boost::json;
 
 constexpr lease::CostModel kCareful = {512ULL << 20, 32ULL << 20, 2ULL << 20, 0, 0, 32ULL << 20};
 
+// An entry's figure, or that of all GPUs.
+uint64_t figure(const json::object& gpu, const json::object& defaults, const char* key, int shift) {
+  return json_number(gpu.contains(key) ? gpu : defaults, key) << shift;
+}
+
 std::map<std::string, lease::CostModel> load_catalogue() {
   std::map<std::string, lease::CostModel> models;
   std::ifstream file(prefix() + "/share/kube-vram/gpus.json");
@@ -24,16 +29,16 @@ std::map<std::string, lease::CostModel> load_catalogue() {
   json::value value = json::parse(text, bad);
   const json::object* root = bad ? nullptr : value.if_object();
   const json::value* gpus = root == nullptr ? nullptr : root->if_contains("gpus");
+  const json::value* shared = root == nullptr ? nullptr : root->if_contains("defaults");
   if (gpus == nullptr || !gpus->is_array()) return models;
+  json::object defaults = shared != nullptr && shared->is_object() ? shared->get_object() : json::object();
   for (const json::value& entry : gpus->get_array()) {
     const json::object* gpu = entry.if_object();
-    const json::value* nested = gpu == nullptr ? nullptr : gpu->if_contains("costs");
     if (gpu == nullptr) continue;
-    const json::object& costs = nested != nullptr && nested->is_object() ? nested->get_object() : *gpu;
     models[json_text(*gpu, "name")] = {
-        json_number(costs, "context_bytes"),     json_number(costs, "green_context_bytes"),
-        json_number(costs, "module_page_bytes"), json_number(costs, "stream_bytes"),
-        json_number(costs, "graph_exec_bytes"),  json_number(costs, "pool_chunk_bytes")};
+        figure(*gpu, defaults, "context_mib", 20),     figure(*gpu, defaults, "green_context_mib", 20),
+        figure(*gpu, defaults, "module_page_kib", 10), figure(*gpu, defaults, "stream_kib", 10),
+        figure(*gpu, defaults, "graph_exec_kib", 10),  figure(*gpu, defaults, "pool_chunk_mib", 20)};
   }
   return models;
 }
