@@ -77,6 +77,11 @@ class Daemon {
   Daemon& operator=(const Daemon&) = delete;
   // Until it is told to stop. The exit status.
   int run();
+  // One turn of the loop: waits at most `timeout_ms` (-1: for ever) for something to do and does it. False when it
+  // cannot go on. For tests; run() calls it.
+  bool step(int timeout_ms);
+  // The first broken invariant of any budget, or nothing.
+  std::optional<std::string> check() const;
 
  private:
   explicit Daemon(const DaemonOptions& options);
@@ -90,6 +95,7 @@ class Daemon {
   Result<void> open_loop();
 
   // daemon_loop.cc
+  bool handle_event(uint64_t token, uint32_t events);
   void accept_all();
   void add_connection(int fd);
   bool make_room_for(uint32_t uid);

@@ -42,48 +42,53 @@ int Daemon::run() {
   tick();
   arm_timer();
   while (!stopping_) {
-    epoll_event events[kEventsAtOnce];
-    int count = epoll_wait(epoll_, events, kEventsAtOnce, -1);
-    if (count < 0 && errno != EINTR) return error_info(ErrorCode::kInternal).exit_status;
-    bool look = false;
-    for (int i = 0; i < count; ++i) {
-      uint64_t token = events[i].data.u64;
-      switch (event_kind(token)) {
-        case EventKind::kListener:
-          accept_all();
-          break;
-        case EventKind::kConnection:
-          if (auto it = connections_.find(event_id(token)); it != connections_.end() && (events[i].events & EPOLLOUT)) {
-            flush(*it->second);
-          }
-          if ((events[i].events & ~EPOLLOUT) != 0) read_connection(event_id(token));
-          break;
-        case EventKind::kDeath:
-          on_death(event_id(token));
-          look = true;
-          break;
-        case EventKind::kTimer: {
-          uint64_t expirations = 0;
-          if (read(timer_, &expirations, sizeof expirations) > 0) look = true;
-          break;
-        }
-        case EventKind::kSignal:
-          log::info("Daemon was asked to end", {{"budgets", std::to_string(ledger_->budgets().size())}});
-          stopping_ = true;
-          break;
-      }
-    }
-    if (look) {
-      look_at_ = 0;
-      tick();
-    }
-    if (look || changing_) arm_timer();
-    bool idle = connections_.empty() && ledger_->budgets().empty();
-    if (!idle) idle_since_ = monotonic_seconds();
-    if (options_.leave_when_idle && monotonic_seconds() - idle_since_ > kIdleExitSeconds) stopping_ = true;
+    if (!step(-1)) return error_info(ErrorCode::kInternal).exit_status;
   }
   write_journals();
   return 0;
+}
+
+bool Daemon::step(int timeout_ms) {
+  epoll_event events[kEventsAtOnce];
+  int count = epoll_wait(epoll_, events, kEventsAtOnce, timeout_ms);
+  if (count < 0 && errno != EINTR) return false;
+  bool look = false;
+  for (int i = 0; i < count; ++i) look = handle_event(events[i].data.u64, events[i].events) || look;
+  if (look) {
+    look_at_ = 0;
+    tick();
+  }
+  if (look || changing_) arm_timer();
+  if (!connections_.empty() || !ledger_->budgets().empty()) idle_since_ = monotonic_seconds();
+  if (options_.leave_when_idle && monotonic_seconds() - idle_since_ > kIdleExitSeconds) stopping_ = true;
+  return true;
+}
+
+// Whether the watch should look at once.
+bool Daemon::handle_event(uint64_t token, uint32_t events) {
+  switch (event_kind(token)) {
+    case EventKind::kListener:
+      accept_all();
+      return false;
+    case EventKind::kConnection:
+      if (auto it = connections_.find(event_id(token)); it != connections_.end() && (events & EPOLLOUT) != 0) {
+        flush(*it->second);
+      }
+      if ((events & ~static_cast<uint32_t>(EPOLLOUT)) != 0) read_connection(event_id(token));
+      return false;
+    case EventKind::kDeath:
+      on_death(event_id(token));
+      return true;
+    case EventKind::kTimer: {
+      uint64_t expirations = 0;
+      return read(timer_, &expirations, sizeof expirations) > 0;
+    }
+    case EventKind::kSignal:
+      log::info("Daemon was asked to end", {{"budgets", std::to_string(ledger_->budgets().size())}});
+      stopping_ = true;
+      return false;
+  }
+  return false;
 }
 
 // The next look: sooner while something changes. Never puts one off that is due, or a busy daemon would not look at

@@ -341,6 +341,13 @@ void Daemon::enforce_strict() {
   }
 }
 
+std::optional<std::string> Daemon::check() const {
+  for (const auto& [id, budget] : ledger_->budgets()) {
+    if (auto broken = ledger_->check(budget)) return broken;
+  }
+  return std::nullopt;
+}
+
 void Daemon::tick() {
   changing_ = false;
   bool all_quiet = ledger_->budgets().empty() && queue_.waiting().empty();
@@ -350,6 +357,7 @@ void Daemon::tick() {
     reap();
     enforce_strict();
     serve_waiting();
+    if (auto broken = check()) log::error("Invariant of the ledger is broken", {{"what", *broken}});
   }
   expire_connections();
   if (monotonic_seconds() - journals_at_ > 0.5) write_journals();
