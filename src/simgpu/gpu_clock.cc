@@ -105,7 +105,10 @@ Mapping map_clock() {
   if (at == MAP_FAILED) std::abort();  // not even a few pages of memory: nothing can run here
   mapping.file = static_cast<ClockFile*>(at);
   if (mapping.file->magic.load(std::memory_order_acquire) != kMagic) init_file(mapping.file);
-  if (fd >= 0) close(fd);
+  if (fd >= 0) {
+    flock(fd, LOCK_UN);  // the mapping keeps the open file, and with it the lock
+    close(fd);
+  }
   return mapping;
 }
 

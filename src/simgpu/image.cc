@@ -65,9 +65,12 @@ class Cursor {
     return text_.substr(start, at_ - start);
   }
   // Behind the bracket that closes the one here.
-  void skip_group(char open, char close) {
-    if (!take(open)) return;
-    for (int depth = 1; !done() && depth > 0; ++at_) depth += (text_[at_] == open) - (text_[at_] == close);
+  // False if nothing does.
+  bool skip_group(char open, char close) {
+    if (!take(open)) return false;
+    int depth = 1;
+    for (; !done() && depth > 0; ++at_) depth += (text_[at_] == open) - (text_[at_] == close);
+    return depth == 0;
   }
 
  private:
@@ -185,7 +188,7 @@ size_t read_entry(std::string_view plain, std::string_view original, size_t at, 
     kernel.max_threads = std::min(threads, 1024U);
   }
   size_t body = cursor.at();
-  cursor.skip_group('{', '}');
+  if (cursor.peek() == '{' && !cursor.skip_group('{', '}')) image.status = Image::Status::kBadPtx;
   std::string_view inside = plain.substr(body, cursor.at() - body);
   for (size_t found = inside.find(".shared"); found != std::string_view::npos;
        found = inside.find(".shared", found + 1)) {

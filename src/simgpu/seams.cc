@@ -1,6 +1,7 @@
 // Weak defaults of the seams in driver.h and work.h: work runs at once, nothing captures. The stream, module and graph
 // parts define the real ones.
 #include "simgpu/driver.h"
+#include "simgpu/memory.h"
 
 #define KV_WEAK __attribute__((weak))
 
@@ -19,5 +20,10 @@ KV_WEAK std::optional<CUresult> free_graph_memory(CUdeviceptr) { return std::nul
 KV_WEAK uint64_t copy_ns(uint64_t, bool) { return 0; }
 KV_WEAK CUresult context_created(Context&) { return CUDA_SUCCESS; }
 KV_WEAK void context_destroyed(Context&) {}
+KV_WEAK CUresult check_copy(const CUDA_MEMCPY3D&) { return CUDA_ERROR_NOT_SUPPORTED; }
+KV_WEAK void run_copy(const CUDA_MEMCPY3D&) {}
+KV_WEAK CUresult check_set(const CUDA_MEMSET_NODE_PARAMS&) { return CUDA_ERROR_NOT_SUPPORTED; }
+KV_WEAK void run_set(const CUDA_MEMSET_NODE_PARAMS&) {}
+KV_WEAK uint64_t copy_bytes(const CUDA_MEMCPY3D&) { return 0; }
 
 }  // namespace kvram::simgpu

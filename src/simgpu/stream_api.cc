@@ -109,16 +109,6 @@ KV_PT_EXPORT(cuStreamSynchronize, _ptsz, (CUstream handle),
 KV_PT_EXPORT(cuStreamQuery, _ptsz, (CUstream handle),
              return with_stream(handle, pt, [](Context&, Stream& stream) { return query_stream(stream); });)
 
-KV_CUDA_EXPORT cuCtxSynchronize() {
-  return with_context([](Context& context) { return drain_context(&context); });
-}
-KV_CUDA_EXPORT cuCtxSynchronize_v2(CUcontext handle) {
-  return with_driver([&] {
-    std::shared_ptr<Context> context = handle == nullptr ? current_context() : find_context(handle);
-    return context ? drain_context(context.get()) : CUDA_ERROR_INVALID_CONTEXT;
-  });
-}
-
 KV_PT_EXPORT(cuStreamGetFlags, _ptsz, (CUstream handle, unsigned int* flags),
              return tell(handle, pt, flags, [](Context&, Stream& stream) { return stream.flags; });)
 KV_PT_EXPORT(cuStreamGetPriority, _ptsz, (CUstream handle, int* priority),
