@@ -165,8 +165,10 @@ class Nvml final : public Source {
     nvmlDevice_t handle = handles_[index];
     nvmlMemory_v2_t memory{};
     nvmlReturn_t status = handle == nullptr ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
-    // The lists before the sum: what is freed in between then makes the sum smaller, never foreign memory out of
-    // nothing.
+    // The sum on both sides of the lists, and the smaller one counts: what is taken or freed in between is no foreign
+    // memory.
+    nvmlMemory_v2_t before{};
+    if (status == NVML_SUCCESS) status = read_memory(handle, before);
     std::map<int32_t, uint64_t> bytes;
     if (status == NVML_SUCCESS) status = add_processes(handle, f_.compute, bytes);
     if (status == NVML_SUCCESS && f_.graphics != nullptr) add_processes(handle, f_.graphics, bytes);
@@ -175,7 +177,7 @@ class Nvml final : public Source {
     m.ok = status == NVML_SUCCESS;
     m.health = m.ok ? "ok" : f_.error_string(status);
     if (!m.ok) return m;
-    m.used = Bytes(static_cast<int64_t>(memory.used));
+    m.used = Bytes(static_cast<int64_t>(std::min(before.used, memory.used)));
     m.free = Bytes(static_cast<int64_t>(memory.free));
     for (auto [pid, used] : bytes) m.processes.push_back({pid, Bytes(static_cast<int64_t>(used))});
     return m;

@@ -121,6 +121,7 @@ class Daemon {
   Result<void> ensure_pages(Budget& budget);
   Result<void> check_replay(Budget& budget, Connection& c, const lease::Hello& hello, const std::vector<int>& fds);
   bool adopt_lease(Budget& budget, int fd);
+  Result<void> adopt_lost(Budget& budget, Connection& c, const lease::Hello& hello, const std::vector<int>& fds);
   Result<void> map_pages(Budget& budget, int lease_fd);
   void retire_old_slots(Budget& budget, const Connection& c);
   uint64_t record_oom(Budget& budget, uint32_t slot, uint32_t gpu, uint64_t asked, const char* call, bool physical);
@@ -198,6 +199,7 @@ class Daemon {
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
   std::unordered_map<uint32_t, size_t> idle_by_uid_;  // connections that hold no slot and do not wait
   std::unordered_map<uint64_t, BudgetExtra> extras_;
+  std::unordered_set<uint64_t> restored_;  // budgets from the journal: their processes' records were lost
   std::unordered_map<uint64_t, WatchedProcess> watched_;  // by watch id
   std::unordered_map<int32_t, uint64_t> watch_of_pid_;
   struct PendingRun {

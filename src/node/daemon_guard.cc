@@ -84,6 +84,7 @@ bool Daemon::on_hello(Connection& c, const lease::Hello& hello, const std::vecto
   if (budget->record->namespace_inode == 0 && budget->record->mode == static_cast<uint32_t>(BudgetMode::kNamespace)) {
     pin_namespace(*budget, extra, c.pid);  // a program that has begun lets us look, one before its exec may not
   }
+  budget->record->unknown_symbols = std::max(budget->record->unknown_symbols, hello.unknown_symbols);
   if (hello.replay != 0) {
     if (auto checked = check_replay(*budget, c, hello, fds); !checked) return refuse_hello(c, hello, checked.error());
     ledger_->set_state(*budget, hello.slot, ProcessState::kLive);
@@ -218,6 +219,7 @@ Result<void> Daemon::check_replay(Budget& budget, Connection& c, const lease::He
   };
   if (hello.budget_id != budget.id()) return no("it names another budget than the one it is in");
   ProcessRecord* p = ledger_->process(budget, hello.slot);
+  if (p == nullptr && restored_.contains(budget.id())) return adopt_lost(budget, c, hello, fds);
   if (p == nullptr) return no("the ledger knows no such slot");
   if (p->pid != c.pid || p->start != c.start) return no("the slot belongs to another process");
   for (const auto& [id, other] : connections_) {
@@ -236,6 +238,33 @@ Result<void> Daemon::check_replay(Budget& budget, Connection& c, const lease::He
     return no("the lease table cannot be mapped");
   }
   return {};
+}
+
+// The ledger's records were lost with the run folder: what the program says it was granted counts, below the limit and
+// never less than what its own word shows. Memory beyond it that the driver shows becomes hidden, so a lie gains
+// nothing.
+Result<void> Daemon::adopt_lost(Budget& budget, Connection& c, const lease::Hello& hello, const std::vector<int>& fds) {
+  if (fds.size() != 1 || !is_lease(fds[0], budget.record->gpus, budget.record->lease_inode)) {
+    return fail(ErrorCode::kBadReplay,
+                fmt::format("Process {} shows memory that is no lease table of budget {}.", c.pid, budget.id()));
+  }
+  if (budget.table == nullptr) {
+    struct stat facts{};
+    fstat(fds[0], &facts);
+    int own = fcntl(fds[0], F_DUPFD_CLOEXEC, 3);
+    budget.keeps_words = true;
+    budget.record->lease_inode = facts.st_ino;
+    if (own < 0 || !adopt_lease(budget, own)) {
+      if (own >= 0) close(own);
+      budget.record->lease_inode = 0;
+      return fail(ErrorCode::kBadReplay, fmt::format("The lease table of budget {} cannot be mapped.", budget.id()));
+    }
+  }
+  auto facts = process_facts(c.pid);
+  std::string name = facts ? facts->name : "?";
+  auto adopted = ledger_->adopt_process(budget, hello.slot, c.pid, c.start, name, hello.granted_units);
+  if (adopted) watch(c.pid, c.start);
+  return adopted;
 }
 
 bool Daemon::on_refill(Connection& c, const lease::Refill& refill) {

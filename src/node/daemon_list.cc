@@ -1,4 +1,6 @@
 // The one snapshot behind ps, top and gpus.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <boost/json.hpp>
 
@@ -116,6 +118,14 @@ json::object gpu_json(const placement::GpuState& state, const std::string& name,
                       memory);
 }
 
+// Why the guarantee is not more: no namespace, or a driver that can do what the guard does not know.
+std::string why_text(const BudgetRecord& record) {
+  std::string why = record.why;
+  if (record.unknown_symbols == 0) return why;
+  if (!why.empty()) why += "; ";
+  return why + fmt::format("the driver exports {} functions that the guard does not know", record.unknown_symbols);
+}
+
 json::object budget_json(Ledger& ledger, Budget& budget, const std::vector<int>& indexes, bool visible,
                          const std::vector<Listed>& listed, const json::storage_ptr& memory) {
   const BudgetRecord& record = *budget.record;
@@ -129,8 +139,8 @@ json::object budget_json(Ledger& ledger, Budget& budget, const std::vector<int>&
                        {"strict", record.strict != 0},
                        {"card", record.card != 0},
                        {"mode", mode_text(record.mode)},
-                       {"guarantee", "cooperative"},
-                       {"why", record.why},
+                       {"guarantee", record.unknown_symbols == 0 ? "cooperative" : "detected"},
+                       {"why", why_text(record)},
                        {"root_pid", visible ? record.root_pid : 0},
                        {"over", is_over(budget)},
                        {"gpus", gpus_json(ledger, budget, indexes, listed, memory)},

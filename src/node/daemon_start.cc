@@ -274,6 +274,7 @@ void Daemon::restore_budgets(const std::vector<std::string>& lines) {
     auto facts = process_facts(budget.root_pid);
     if (!image_->fresh() || !facts || facts->start != budget.root_start) continue;
     if (auto made = ledger_->create(budget); made) {
+      restored_.insert(id);
       log::warning("Budget was restored from the journal", {{"budget", std::to_string(id)}});
     }
   }

@@ -34,7 +34,7 @@ struct CacheEntry {
 };
 
 const char* text_at(const std::string& cache, size_t at) {
-  if (at >= cache.size() || memchr(cache.data() + at, 0, cache.size() - at) == nullptr) return nullptr;
+  if (at >= cache.size() || cache.find('\0', at) == std::string::npos) return nullptr;
   return cache.data() + at;
 }
 

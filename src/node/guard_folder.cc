@@ -60,7 +60,7 @@ uint64_t find_needed(const std::string& bytes, const std::string& name) {
       if (pass == 0 && entry.d_tag == DT_STRTAB) strings = file_offset(bytes, elf, entry.d_un.d_ptr);
       if (pass == 0 || entry.d_tag != DT_NEEDED || strings >= bytes.size()) continue;
       uint64_t text = strings + entry.d_un.d_val;
-      if (text >= bytes.size() || memchr(bytes.data() + text, 0, bytes.size() - text) == nullptr) continue;
+      if (text >= bytes.size() || bytes.find('\0', text) == std::string::npos) continue;
       if (std::string_view(bytes.data() + text).ends_with("/" + name)) return text;
     }
   }
@@ -159,11 +159,12 @@ Result<std::string> patch_guard(std::string library, const std::string& socket, 
                             "into {} bytes. Name a shorter one with --run-dir.",
                             socket, real_path, room));
   }
-  char* path = library.data() + mark + offsetof(lease::Embedded, socket_path);
-  memset(path, 0, lease::kEmbedPathBytes);
-  memcpy(path, socket.data(), socket.size());
-  memset(library.data() + needed, 0, room);
-  memcpy(library.data() + needed, real_path.data(), real_path.size());
+  auto put = [&library](size_t at, size_t size, std::string text) {
+    text.resize(size, '\0');
+    library.replace(at, size, text);
+  };
+  put(mark + offsetof(lease::Embedded, socket_path), lease::kEmbedPathBytes, socket);
+  put(needed, room, real_path);
   return library;
 }
 

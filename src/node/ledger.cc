@@ -159,7 +159,8 @@ void Ledger::attach(Budget& budget, uint64_t* table, lease::GrantPage* page) {
     for (uint32_t g = 0; g < gpus; ++g) {
       if (used) {
         settle(budget, slot, g);
-      } else if (uint64_t* w = lease::word_at(table, gpus, slot, g); __atomic_load_n(w, __ATOMIC_RELAXED) != 0) {
+      } else if (uint64_t* w = lease::word_at(table, gpus, slot, g);
+                 !budget.keeps_words && __atomic_load_n(w, __ATOMIC_RELAXED) != 0) {
         __atomic_store_n(w, 0, __ATOMIC_SEQ_CST);
       }
     }
@@ -169,19 +170,14 @@ void Ledger::attach(Budget& budget, uint64_t* table, lease::GrantPage* page) {
 
 Result<uint32_t> Ledger::add_process(Budget& budget, int32_t pid, uint64_t start, const std::string& name) {
   uint32_t slot = 0;
-  while (slot < budget.slots.size() && budget.slots[slot] >= 0) ++slot;
-  uint32_t record = process_hint_;
-  uint32_t tried = 0;
-  while (tried < kMaxProcesses && image_.process_state[record] != 0) {
-    record = (record + 1) % kMaxProcesses;
-    ++tried;
-  }
-  if (slot >= lease::kMaxSlots || tried == kMaxProcesses) {
+  while (slot < lease::kMaxSlots && !slot_is_free(budget, slot)) ++slot;
+  std::optional<uint32_t> free = free_record();
+  if (slot >= lease::kMaxSlots || !free) {
     return fail(ErrorCode::kTooManyProcesses,
                 fmt::format("Budget {} has {} processes with a driver open, as many as it can have at one time.",
                             budget.id(), budget.slots.size()));
   }
-  process_hint_ = (record + 1) % kMaxProcesses;
+  uint32_t record = *free;
   ProcessRecord& p = image_.process[record];
   p = ProcessRecord{};
   p.budget = budget.index;
@@ -204,6 +200,57 @@ Result<uint32_t> Ledger::add_process(Budget& budget, int32_t pid, uint64_t start
   budget.slots[slot] = static_cast<int32_t>(record);
   publish(budget);
   return slot;
+}
+
+std::optional<uint32_t> Ledger::free_record() {
+  for (uint32_t tried = 0; tried < kMaxProcesses; ++tried) {
+    uint32_t record = (process_hint_ + tried) % kMaxProcesses;
+    if (image_.process_state[record] != 0) continue;
+    process_hint_ = (record + 1) % kMaxProcesses;
+    return record;
+  }
+  return std::nullopt;
+}
+
+bool Ledger::slot_is_free(const Budget& budget, uint32_t slot) const {
+  if (slot < budget.slots.size() && budget.slots[slot] >= 0) return false;
+  for (uint32_t g = 0; budget.keeps_words && g < budget.record->gpus; ++g) {
+    if (uint64_t* w = word(budget, slot, g); w != nullptr && __atomic_load_n(w, __ATOMIC_RELAXED) != 0) return false;
+  }
+  return true;
+}
+
+Result<void> Ledger::adopt_process(Budget& budget, uint32_t slot, int32_t pid, uint64_t start, const std::string& name,
+                                   const uint64_t* claimed) {
+  std::optional<uint32_t> record = free_record();
+  bool taken = slot < budget.slots.size() && budget.slots[slot] >= 0;
+  if (slot >= lease::kMaxSlots || taken || !record || budget.table == nullptr) {
+    return fail(ErrorCode::kBadReplay, fmt::format("Slot {} of budget {} cannot be taken again.", slot, budget.id()));
+  }
+  ProcessRecord p{};
+  p.budget = budget.index;
+  p.slot = slot;
+  p.pid = pid;
+  p.start = start;
+  copy_text(p.name, name);
+  for (uint32_t g = 0; g < budget.record->gpus; ++g) {
+    uint64_t limit = budget.record->gpu[g].limit;
+    uint64_t room = limit - std::min(limit, granted(budget, g));
+    uint64_t* w = word(budget, slot, g);
+    lease::Word seen = lease::unpack(__atomic_load_n(w, __ATOMIC_ACQUIRE));
+    if (claimed[g] > room || seen.available > claimed[g]) {
+      return fail(ErrorCode::kBadReplay,
+                  fmt::format("Process {} claims more than budget {} has left.", pid, budget.id()));
+    }
+    p.gpu[g].granted = claimed[g];
+  }
+  image_.process[*record] = p;
+  step();
+  store_release(image_.process_state[*record], static_cast<uint32_t>(ProcessState::kLive));
+  if (budget.slots.size() <= slot) budget.slots.resize(slot + 1, -1);
+  budget.slots[slot] = static_cast<int32_t>(*record);
+  publish(budget);
+  return {};
 }
 
 ProcessRecord* Ledger::process(Budget& budget, uint32_t slot) {

@@ -45,7 +45,8 @@ struct Budget {
   lease::GrantPage* page = nullptr;  // null likewise
   std::vector<int32_t> slots;        // slot -> process record, -1: free
   std::array<GpuWatch, lease::kMaxGpus> watch{};
-  bool distrusted = false;  // an invariant broke: nothing more is granted
+  bool keeps_words = false;  // its records were lost: words of free slots may be of processes that are to come back
+  bool distrusted = false;   // an invariant broke: nothing more is granted
   uint64_t id() const { return record->id; }
 };
 
@@ -76,6 +77,10 @@ class Ledger {
 
   // A free slot for the process, with nothing granted. kTooManyProcesses.
   Result<uint32_t> add_process(Budget& budget, int32_t pid, uint64_t start, const std::string& name);
+  // A process whose record was lost takes its slot again, with what it says it was granted as far as the limit allows.
+  // kBadReplay when the slot is taken or the amounts make no sense.
+  Result<void> adopt_process(Budget& budget, uint32_t slot, int32_t pid, uint64_t start, const std::string& name,
+                             const uint64_t* granted);
   ProcessRecord* process(Budget& budget, uint32_t slot);
   ProcessState state(const Budget& budget, uint32_t slot) const;
   void set_state(Budget& budget, uint32_t slot, ProcessState state);
@@ -111,6 +116,8 @@ class Ledger {
  private:
   void load();
   void load_process(uint32_t index);
+  std::optional<uint32_t> free_record();
+  bool slot_is_free(const Budget& budget, uint32_t slot) const;
   void step() {
     if (step_hook_ != nullptr) step_hook_(step_context_);
   }

@@ -206,7 +206,8 @@ class CrashStory {
     auto* story = static_cast<CrashStory*>(self);
     story->check_no_overgrant();
     if (story->world_.random_() % 4 == 0) story->client_acts();
-    if (story->crash_in_ >= 0 && story->crash_in_-- == 0) throw Crash{};
+    if (story->crash_in_ == 0) throw Crash{};
+    if (story->crash_in_ > 0) --story->crash_in_;
   }
 
   void daemon_acts() {

@@ -68,8 +68,8 @@ struct BudgetRecord {
   double created;  // unix seconds
   uint32_t strict;
   uint32_t card;
-  uint32_t mode;  // BudgetMode
-  uint32_t reserved;
+  uint32_t mode;             // BudgetMode
+  uint32_t unknown_symbols;  // that a driver under it exports and the guard's table lacks
   uint64_t namespace_inode;  // of the private mount namespace, 0 without
   uint64_t lease_inode;      // of the lease memfd, 0 before the first process
   uint64_t refused;

@@ -225,12 +225,13 @@ int Guarded::hello(bool observer) {
   return exchange(m, -1);
 }
 
-int Guarded::replay(uint64_t budget, uint32_t slot, int with_lease) {
+int Guarded::replay(uint64_t budget, uint32_t slot, int with_lease, uint64_t granted) {
   auto m = message<lease::Hello>(lease::MessageType::kHello, ++seq_);
   m.abi = lease::kAbiVersion;
   m.replay = 1;
   m.budget_id = budget;
   m.slot = slot;
+  m.granted_units[0] = granted;
   return exchange(m, with_lease);
 }
 

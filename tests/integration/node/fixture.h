@@ -63,7 +63,7 @@ class Guarded {
   bool connect(const std::string& run_dir);
   // 0: welcome. Else the code of the refusal; -1: the connection ended.
   int hello(bool observer = false);
-  int replay(uint64_t budget, uint32_t slot, int lease_fd);
+  int replay(uint64_t budget, uint32_t slot, int lease_fd, uint64_t granted = 0);
   lease::RefillReply refill(uint32_t gpu, uint64_t bytes, const char* call = "cuMemAlloc_v2");
   lease::RefillReply release_shared(uint32_t gpu, uint64_t bytes);
   bool spend(uint32_t gpu, uint64_t bytes);

@@ -175,6 +175,30 @@ TEST(State, ADamagedLedgerIsKeptAsideAndBudgetsComeBackFromTheJournal) {
   EXPECT_EQ(number(budget["gpus"].as_array()[0].as_object(), "limit"), 2 * kGi);
 }
 
+TEST(State, ProgramsWhoseRecordsWereLostAreCountedAgain) {
+  TestNode node;
+  ASSERT_TRUE(node.start());
+  uint64_t id = start_budget(node, 2 * kGi);
+  Guarded program;
+  ASSERT_TRUE(program.connect(node.run_dir));
+  ASSERT_EQ(program.hello(), 0);
+  uint64_t granted = program.refill(0, kGi).granted_units;
+  ASSERT_TRUE(program.spend(0, kGi));
+  node.kill9();
+  fs::remove_all(node.run_dir);
+  ASSERT_TRUE(node.start()) << node.said();
+  ASSERT_FALSE(node.budget(id).empty()) << "from the journal: " << node.said();
+  ASSERT_TRUE(program.connect(node.run_dir));
+  EXPECT_EQ(program.replay(id, program.welcome.slot, program.lease_fd, 3 * granted),
+            static_cast<int>(ErrorCode::kBadReplay))
+      << "more than the limit";
+  ASSERT_TRUE(program.connect(node.run_dir));
+  EXPECT_EQ(program.replay(id, program.welcome.slot, program.lease_fd, granted), 0);
+  EXPECT_EQ(number(node.budget(id)["gpus"].as_array()[0].as_object(), "charged"), kGi);
+  EXPECT_EQ(program.refill(0, kGi).status, kGranted);
+  EXPECT_NE(program.refill(0, kGi + 512).status, kGranted);
+}
+
 TEST(State, AMissingDriverNamesTheSimulatedOne) {
   TestNode node;
   node.figures("");
