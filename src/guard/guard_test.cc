@@ -16,7 +16,7 @@
 #include <functional>
 #include <thread>
 
-#include "guard/fake_node.h"
+#include "guard/fake_node_testing.h"
 #include "lease/embed.h"
 
 namespace kvram::guard {

@@ -32,7 +32,7 @@ def reach(root, path, seen):
 def command(args, root, path):
     flags = ["-x", "c++", "-std=c++23", "-fsyntax-only", "-w", f"-I{root}/src", f"-I{root}/{Path(path).parent}", f"-isystem{args.vendor}"]
     flags += [f"-I{i}" for i in args.include]
-    if tidy.folder_of(path)[1] in layout.FREESTANDING_FOLDERS:
+    if tidy.folder_of(path)[1] in layout.FREESTANDING_FOLDERS and not tidy.is_test(path):
         flags.append("-nostdinc++")  # no header of the C++ library may be needed
     return [args.clang, *flags, f"{root}/{path}"]
 

@@ -24,7 +24,7 @@ MAY_INCLUDE = {
 }
 # Single headers beyond the arrows: what the guard and the simulated driver must work out in the same way.
 MAY_ALSO_INCLUDE = {
-    "simgpu": {"lease/module_image.h"},
+    "simgpu": {"lease/module_image.h", "lease/cost.h"},
 }
 # apps/<program> may include every folder but these: they are libraries that a program loads, not parts of one.
 NOT_FOR_APPS = {"guard"}

@@ -45,15 +45,20 @@ def _forbidden_arrow(top, folder, target, include):
     return f"{folder}/ may not include {target}/ (it may include {allowed})"
 
 
-def _forbidden_system(folder, include, is_test):
-    if folder in layout.PURE_FOLDERS and layout.IMPURE_HEADERS.match(include) and not is_test:
+def _forbidden_system(folder, include, for_tests):
+    if folder in layout.PURE_FOLDERS and layout.IMPURE_HEADERS.match(include) and not for_tests:
         return f"{folder}/ is pure: no <{include}> (no IO, threads, clock or chance)"
-    if folder in layout.FREESTANDING_FOLDERS and layout.CXX_HEADER.match(include) and not is_test:
+    if folder in layout.FREESTANDING_FOLDERS and layout.CXX_HEADER.match(include) and not for_tests:
         return f"{folder}/ is loaded into other programs: no <{include}> of the C++ library"
     for pattern, folders in layout.CONFINED:
         if pattern.match(include) and folder not in folders:
             return f"<{include}> stays in {', '.join(sorted(folders))}/"
     return None
+
+
+def is_test(path):
+    """Tests and what only they link may include what they need."""
+    return re.search(r"_(test|testing|fuzz)\.", path) is not None
 
 
 def check_arrows(path, text):
@@ -63,14 +68,14 @@ def check_arrows(path, text):
     if top == "src" and folder not in layout.MAY_INCLUDE:
         yield Breach(path, 1, f"src/{folder or '.'} is not in MAY_INCLUDE of tests/tidy/layout.py: say what it may include")
         return
-    is_test = re.search(r"_(test|testing|fuzz)\.", path) is not None
+    for_tests = is_test(path)
     for line, include, quoted in cxx.includes(text):
         target = include.split("/")[0]
         sentence = None
         if target in layout.MAY_INCLUDE and "/" in include:
-            sentence = None if is_test else _forbidden_arrow(top, folder, target, include)
+            sentence = None if for_tests else _forbidden_arrow(top, folder, target, include)
         elif not quoted and top == "src":
-            sentence = _forbidden_system(folder, include, is_test)
+            sentence = _forbidden_system(folder, include, for_tests)
         if sentence:
             yield Breach(path, line, sentence)
 

@@ -1,4 +1,4 @@
-#include "guard/fake_node.h"
+#include "guard/fake_node_testing.h"
 
 #include <fcntl.h>
 #include <poll.h>
