@@ -16,8 +16,10 @@ struct GraphMemory {
   Device* device = nullptr;
   CUdeviceptr at = 0;
   uint64_t bytes = 0;
+  const Context* context = nullptr;  // only compared
   std::mutex mutex;
   bool live = false;
+  bool gone = false;  // its address went with the context
   ~GraphMemory();
 };
 using GraphMemoryPtr = std::shared_ptr<GraphMemory>;
@@ -133,6 +135,8 @@ GraphMemoryPtr find_graph_memory(CUdeviceptr at);
 CUresult take_graph_memory(const GraphMemoryPtr& memory);
 // False if it has none.
 bool give_graph_memory(const GraphMemoryPtr& memory);
+// All memory of graphs that were made in a context ends with it.
+void forget_context_graph_memory(const Context& context);
 
 // ---- running (graph_exec.cc) ----
 CUresult instantiate(Context& context, const Graph& graph, uint64_t flags, CUgraphExec* out);

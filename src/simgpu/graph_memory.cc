@@ -72,14 +72,33 @@ CUresult with_graph_pool(CUdevice ordinal, F&& body, const char* call) {
 GraphMemory::~GraphMemory() {
   {
     std::lock_guard lock(known().mutex);
-    known().all.erase(at);
+    auto it = known().all.find(at);
+    if (it != known().all.end() && it->second.expired()) known().all.erase(it);
   }
-  free_uncharged(at);
+  if (!gone) free_uncharged(at);
+}
+
+void forget_context_graph_memory(const Context& context) {
+  std::vector<GraphMemoryPtr> mine;
+  {
+    std::lock_guard lock(known().mutex);
+    for (auto& [at, weak] : known().all) {
+      GraphMemoryPtr memory = weak.lock();
+      if (memory && memory->context == &context) mine.push_back(std::move(memory));
+    }
+  }
+  for (const GraphMemoryPtr& memory : mine) {
+    give_graph_memory(memory);
+    free_uncharged(memory->at);
+    std::lock_guard lock(memory->mutex);
+    memory->gone = true;
+  }
 }
 
 CUresult make_graph_memory(Context& context, Device& device, uint64_t bytes, GraphMemoryPtr* out) {
   auto memory = std::make_shared<GraphMemory>();
   memory->device = &device;
+  memory->context = &context;
   memory->bytes = lease::linear_cost(bytes);
   if (CUresult r = allocate_uncharged(context, bytes, BlockKind::kGraph, &memory->at); r != CUDA_SUCCESS) return r;
   std::lock_guard lock(known().mutex);
@@ -96,7 +115,7 @@ GraphMemoryPtr find_graph_memory(CUdeviceptr at) {
 
 CUresult take_graph_memory(const GraphMemoryPtr& memory) {
   std::lock_guard lock(memory->mutex);
-  if (memory->live) return CUDA_ERROR_INVALID_VALUE;
+  if (memory->live || memory->gone) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult r = memory->device->graph_pool->take(memory->bytes); r != CUDA_SUCCESS) return r;
   memory->live = true;
   std::lock_guard inner(known().mutex);

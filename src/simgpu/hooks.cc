@@ -1,4 +1,5 @@
-// What comes and goes with a context: its streams and modules.
+// What comes and goes with a context: its streams, modules and the memory of its graphs.
+#include "simgpu/graph.h"
 #include "simgpu/module.h"
 #include "simgpu/stream.h"
 
@@ -12,6 +13,7 @@ CUresult context_created(Context& context) {
 void context_destroyed(Context& context) {
   forget_context_streams(&context);
   forget_context_modules(context);
+  forget_context_graph_memory(context);
 }
 
 }  // namespace kvram::simgpu
