@@ -165,7 +165,7 @@ json::object waiter_json(const Waiter& waiter, size_t position, bool visible, co
 }  // namespace
 
 std::string Daemon::list_json(uint32_t asker) {
-  measure_if_older(0.05);
+  measure_if_older(0.005);
   json::monotonic_resource arena(256 * 1024);
   json::storage_ptr memory(&arena);
   const gpu::Inventory& inventory = source_->inventory();
