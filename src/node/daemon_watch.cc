@@ -249,6 +249,11 @@ void Daemon::end_finished_budgets() {
   std::vector<uint64_t> candidates;
   for (auto& [id, budget] : ledger_->budgets()) {
     BudgetExtra& extra = extras_[id];
+    // Before its exec a process in a user namespace of its own does not let an ordinary user look; after it, it does.
+    if (!extra.root_dead && budget.record->namespace_inode == 0 &&
+        budget.record->mode == static_cast<uint32_t>(BudgetMode::kNamespace)) {
+      pin_namespace(budget, extra, budget.record->root_pid);
+    }
     if (!extra.root_dead && !watch_of_pid_.contains(budget.record->root_pid)) {
       auto facts = process_facts(budget.record->root_pid);
       extra.root_dead = !facts || facts->start != budget.record->root_start;
