@@ -1,5 +1,6 @@
 #include "simgpu/module.h"
 
+#include <array>
 #include <cstdio>
 
 #include "lease/cost.h"
@@ -97,13 +98,18 @@ void unload_module(const ModulePtr& module) {
   std::erase(context->modules->modules, module);
 }
 
-CUresult read_image_file(const char* path, std::shared_ptr<const Image>* out) {
+bool read_whole_file(const char* path, std::string* out) {
   std::FILE* file = std::fopen(path, "re");
-  if (file == nullptr) return CUDA_ERROR_FILE_NOT_FOUND;
-  std::string content;
-  char buffer[65536];
-  while (size_t got = std::fread(buffer, 1, sizeof buffer, file)) content.append(buffer, got);
+  if (file == nullptr) return false;
+  std::array<char, 16384> buffer{};
+  while (size_t got = std::fread(buffer.data(), 1, buffer.size(), file)) out->append(buffer.data(), got);
   std::fclose(file);
+  return true;
+}
+
+CUresult read_image_file(const char* path, std::shared_ptr<const Image>* out) {
+  std::string content;
+  if (!read_whole_file(path, &content)) return CUDA_ERROR_FILE_NOT_FOUND;
   *out = std::make_shared<Image>(read_file_image(content));
   return CUDA_SUCCESS;
 }

@@ -69,6 +69,7 @@ HandleTable<Function>& functions();
 // CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_PTX, CUDA_ERROR_OUT_OF_MEMORY.
 CUresult load_module(Context& context, std::shared_ptr<const Image> image, ModulePtr* out);
 void unload_module(const ModulePtr& module);
+bool read_whole_file(const char* path, std::string* out);
 CUresult read_image_file(const char* path, std::shared_ptr<const Image>* out);
 CUresult check_image(const Image& image);
 // The library's module in a context, loaded when it is not yet.
