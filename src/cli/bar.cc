@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "cli/text.h"
 
@@ -56,7 +57,7 @@ std::vector<size_t> apportion(const std::vector<Bytes>& amounts, Bytes whole, si
     rests.emplace_back(exact - static_cast<double>(out[i]), i);
   }
   double share = std::min(sum / static_cast<double>(whole.count()), 1.0);
-  auto wanted = static_cast<size_t>(share * static_cast<double>(cells) + 0.5);
+  auto wanted = static_cast<size_t>(std::lround(share * static_cast<double>(cells)));
   std::sort(rests.rbegin(), rests.rend());
   for (size_t k = 0; given < wanted && !rests.empty(); k = (k + 1) % rests.size()) {
     ++out[rests[k].second];

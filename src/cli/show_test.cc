@@ -148,7 +148,7 @@ TEST(Top, SaysHowManyLinesDoNotFit) {
 }
 
 TEST(Bar, CellsAreSharedProportionally) {
-  auto parts = [](std::vector<int64_t> amounts, int64_t whole, size_t cells) {
+  auto parts = [](const std::vector<int64_t>& amounts, int64_t whole, size_t cells) {
     std::vector<Bytes> bytes;
     for (int64_t a : amounts) bytes.emplace_back(a);
     return apportion(bytes, Bytes(whole), cells);

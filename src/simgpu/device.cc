@@ -207,6 +207,7 @@ KV_CUDA_EXPORT cuDeviceGetByPCIBusId(CUdevice* out, const char* text) {
     unsigned domain = 0;
     unsigned bus = 0;
     if (out == nullptr || text == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    // NOLINTNEXTLINE(cert-err34-c): a number out of range names no device
     if (std::sscanf(text, "%x:%x:", &domain, &bus) != 2) return CUDA_ERROR_INVALID_VALUE;
     for (int i = 0; i < Driver::get().device_count(); ++i) {
       if (Driver::get().device(i)->info->pci_bus == static_cast<int>(bus)) return *out = i, CUDA_SUCCESS;

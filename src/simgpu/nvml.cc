@@ -217,9 +217,11 @@ KV_NVML_EXPORT nvmlDeviceGetHandleByPciBusId_v2(const char* bus_id, nvmlDevice_t
   unsigned domain = 0;
   unsigned bus = 0;
   unsigned slot = 0;
+  // NOLINTNEXTLINE(cert-err34-c): a number out of range names no device
   bool read = std::sscanf(bus_id, "%x:%x:%x", &domain, &bus, &slot) == 3;
   if (!read) {
     domain = 0;
+    // NOLINTNEXTLINE(cert-err34-c)
     read = std::sscanf(bus_id, "%x:%x", &bus, &slot) == 2;
   }
   if (!read) return NVML_ERROR_INVALID_ARGUMENT;
