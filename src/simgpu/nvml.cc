@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -179,6 +180,29 @@ KV_NVML_EXPORT nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t* devi
 }
 
 namespace {
+struct BusId {
+  unsigned long domain = 0;
+  unsigned long bus = 0;
+  unsigned long slot = 0;
+};
+
+// "domain:bus:device.function", the domain with any number of digits or left out.
+bool read_bus_id(const char* text, BusId* out) {
+  std::array<unsigned long, 3> parts{};
+  size_t count = 0;
+  for (const char* at = text; count < parts.size(); ++at) {
+    char* end = nullptr;
+    parts[count] = std::strtoul(at, &end, 16);
+    if (end == at) return false;
+    ++count;
+    at = end;
+    if (*at != ':') break;
+  }
+  if (count < 2) return false;
+  *out = count == 3 ? BusId{parts[0], parts[1], parts[2]} : BusId{0, parts[0], parts[1]};
+  return true;
+}
+
 // The device that `matches`; NVML_ERROR_NOT_FOUND if none does.
 template <typename F>
 nvmlReturn_t find_device(nvmlDevice_t* device, F&& matches, const char* call) {
@@ -213,20 +237,10 @@ KV_NVML_EXPORT nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t* uuid, nvmlDevice_t* 
 
 KV_NVML_EXPORT nvmlDeviceGetHandleByPciBusId_v2(const char* bus_id, nvmlDevice_t* device) {
   if (bus_id == nullptr) return NVML_ERROR_INVALID_ARGUMENT;
-  // "domain:bus:device.function", the domain with any number of digits or left out.
-  unsigned domain = 0;
-  unsigned bus = 0;
-  unsigned slot = 0;
-  // NOLINTNEXTLINE(cert-err34-c): a number out of range names no device
-  bool read = std::sscanf(bus_id, "%x:%x:%x", &domain, &bus, &slot) == 3;
-  if (!read) {
-    domain = 0;
-    // NOLINTNEXTLINE(cert-err34-c)
-    read = std::sscanf(bus_id, "%x:%x", &bus, &slot) == 2;
-  }
-  if (!read) return NVML_ERROR_INVALID_ARGUMENT;
+  BusId id;
+  if (!read_bus_id(bus_id, &id)) return NVML_ERROR_INVALID_ARGUMENT;
   auto same = [&](const GpuInfo& info) {
-    return domain == 0 && slot == 0 && static_cast<int32_t>(bus) == info.pci_bus;
+    return id.domain == 0 && id.slot == 0 && static_cast<int32_t>(id.bus) == info.pci_bus;
   };
   return find_device(device, same, __func__);
 }
