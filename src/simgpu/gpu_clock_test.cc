@@ -5,10 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace kvram::simgpu {
 namespace {
@@ -71,17 +73,19 @@ TEST(GpuClock, WorkTakesItsTimeAndStreamsOverlap) {
   uint64_t first_at = clock_reached_at(0, first);
   uint64_t second_at = clock_reached_at(0, second);
   EXPECT_NEAR(static_cast<double>(second_at - first_at), 10.0 * kMs, 0.1 * kMs);
-  EXPECT_NEAR(static_cast<double>(clock_reached_at(0, beside)), static_cast<double>(first_at - 5 * kMs), 0.2 * kMs);
+  EXPECT_NEAR(static_cast<double>(first_at - clock_reached_at(0, beside)), static_cast<double>(first - beside),
+              0.1 * kMs);
 }
 
 TEST(GpuClock, WorkOnAnIdleGpuStartsNow) {
   sleep_ms(20);
   uint64_t start = real_now_ns();
   Tag tag = clock_append(1, 0, 5 * kMs);
+  uint64_t appended = real_now_ns();
   ASSERT_TRUE(clock_wait(1, tag));
   uint64_t at = clock_reached_at(1, tag);
   EXPECT_GE(at, start + 5 * kMs);
-  EXPECT_LT(at, start + 7 * kMs);
+  EXPECT_LE(at, appended + 5 * kMs);
 }
 
 TEST(GpuClock, TwoBusyProcessesTakeTurns) {
@@ -89,10 +93,12 @@ TEST(GpuClock, TwoBusyProcessesTakeTurns) {
   EXPECT_EQ(clock_active(2), 1U);
   uint64_t start = real_now_ns();
   Tag tag = clock_append(2, 0, 30 * kMs);
+  uint64_t appended = real_now_ns();
   EXPECT_EQ(clock_active(2), 2U);
   ASSERT_TRUE(clock_wait(2, tag));
-  double took = static_cast<double>(clock_reached_at(2, tag) - start);
-  EXPECT_NEAR(took, 60.0 * kMs, 2.0 * kMs);
+  uint64_t at = clock_reached_at(2, tag);
+  EXPECT_GE(at, start + 60 * kMs - kMs / 10);
+  EXPECT_LE(at, appended + 60 * kMs + kMs / 10);
   end(other);
 }
 
@@ -103,31 +109,41 @@ TEST(GpuClock, AKilledProcessGivesUpItsTurn) {
   EXPECT_EQ(clock_active(3), 0U);
   uint64_t start = real_now_ns();
   Tag tag = clock_append(3, 0, 20 * kMs);
+  uint64_t appended = real_now_ns();
   ASSERT_TRUE(clock_wait(3, tag));
-  EXPECT_NEAR(static_cast<double>(clock_reached_at(3, tag) - start), 20.0 * kMs, 2.0 * kMs);
+  EXPECT_GE(clock_reached_at(3, tag), start + 20 * kMs);
+  EXPECT_LE(clock_reached_at(3, tag), appended + 20 * kMs);
 }
 
 TEST(GpuClock, UtilisationFollowsTheLoad) {
   EXPECT_EQ(clock_utilisation(4).gpu_percent, 0U);
-  Tag tag = clock_append(4, 0, 600 * kMs);
-  sleep_ms(550);
+  clock_append(4, 0, 100000 * kMs);
+  Tag shorter = clock_append(7, 0, 100 * kMs);
+  sleep_ms(600);
   EXPECT_GE(clock_utilisation(4).gpu_percent, 95U);
   EXPECT_GE(clock_process_share(4, static_cast<uint32_t>(getpid())).percent, 95U);
-  ASSERT_TRUE(clock_wait(4, tag));
-  sleep_ms(1000);
-  EXPECT_EQ(clock_utilisation(4).gpu_percent, 0U);
-  EXPECT_GE(clock_utilisation(4).busy_ns, 599 * kMs);
+  ASSERT_TRUE(clock_wait(7, shorter));
+  sleep_ms(600);
+  EXPECT_EQ(clock_utilisation(7).gpu_percent, 0U);
+  EXPECT_EQ(clock_utilisation(7).busy_ns, 100 * kMs);
 }
 
+// Seven processes: a division that drops its rest at each look would lose some six per cent.
 TEST(GpuClock, FrequentLooksDoNotSlowIt) {
-  pid_t other = start_busy(5, 1000000 * kMs);
-  Tag before = clock_now(5);
-  uint64_t start = real_now_ns();
-  while (real_now_ns() < start + 30 * kMs) clock_now(5);
-  double served = static_cast<double>(clock_now(5) - before);
-  double passed = static_cast<double>(real_now_ns() - start);
-  EXPECT_NEAR(served / passed, 1.0, 0.02);
-  end(other);
+  std::vector<pid_t> others;
+  for (int i = 0; i < 7; ++i) others.push_back(start_busy(5, 1000000 * kMs));
+  double best = 0;
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    uint64_t start = real_now_ns();
+    Tag before = clock_now(5);
+    while (real_now_ns() < start + 20 * kMs) clock_now(5);
+    Tag after = clock_now(5);
+    double passed = static_cast<double>(real_now_ns() - start);
+    best = std::max(best, static_cast<double>(after - before) * 7 / passed);
+  }
+  EXPECT_GT(best, 0.99);
+  EXPECT_LT(best, 1.01);
+  for (pid_t other : others) end(other);
 }
 
 TEST(GpuClock, AppendCostsLittle) {
@@ -137,7 +153,7 @@ TEST(GpuClock, AppendCostsLittle) {
   for (int i = 0; i < kCalls; ++i) tag = clock_append(6, tag, 1);
   double each = static_cast<double>(real_now_ns() - start) / kCalls;
   RecordProperty("append_ns", std::to_string(each));
-  EXPECT_LT(each, 5000);  // about 150 on an idle machine
+  EXPECT_LT(each, 20000);  // about 50 on an idle machine
 }
 
 }  // namespace

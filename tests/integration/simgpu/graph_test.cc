@@ -74,11 +74,24 @@ class Graphs : public testing::Test {
     EXPECT_EQ(SIM(cuMemGetInfo_v2)(&free, &total), CUDA_SUCCESS);
     return free;
   }
-  uint64_t run_us(CUgraphExec exec) {
-    uint64_t start = now_us();
+  // Microseconds of the GPU that a launch takes, by events.
+  float run_us(CUgraphExec exec) {
+    CUevent start = nullptr;
+    CUevent end = nullptr;
+    EXPECT_EQ(SIM(cuEventCreate)(&start, 0), CUDA_SUCCESS);
+    EXPECT_EQ(SIM(cuEventCreate)(&end, 0), CUDA_SUCCESS);
+    // Behind a kernel, so that the start does not depend on when this thread gets to run.
+    CUdeviceptr at = 0;
+    uint32_t n = 0;
+    void* arguments[] = {&at, &n};
+    EXPECT_EQ(SIM(cuLaunchKernel)(k5000_, 1, 1, 1, 1, 1, 1, 0, stream_, arguments, nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(SIM(cuEventRecord)(start, stream_), CUDA_SUCCESS);
     EXPECT_EQ(SIM(cuGraphLaunch)(exec, stream_), CUDA_SUCCESS);
+    EXPECT_EQ(SIM(cuEventRecord)(end, stream_), CUDA_SUCCESS);
     EXPECT_EQ(SIM(cuStreamSynchronize)(stream_), CUDA_SUCCESS);
-    return now_us() - start;
+    float milliseconds = 0;
+    EXPECT_EQ(SIM(cuEventElapsedTime)(&milliseconds, start, end), CUDA_SUCCESS);
+    return milliseconds * 1000;
   }
 
   CUcontext context_ = nullptr;
@@ -98,13 +111,9 @@ TEST_F(Graphs, TakeTheLongestWayThrough) {
   uint64_t before = free_bytes();
   CUgraphExec exec = instantiate(graph_);
   EXPECT_EQ(before - free_bytes(), kExecBytes);
-  uint64_t took = run_us(exec);
-  EXPECT_GE(took, 15000U);
-  EXPECT_LT(took, 20000U);
+  EXPECT_NEAR(run_us(exec), 15000, 1000);
   EXPECT_EQ(SIM(cuGraphNodeSetEnabled)(exec, left, 0), CUDA_SUCCESS);
-  took = run_us(exec);
-  EXPECT_GE(took, 11000U);
-  EXPECT_LT(took, 15000U);
+  EXPECT_NEAR(run_us(exec), 11000, 1000);
   EXPECT_EQ(SIM(cuGraphExecDestroy)(exec), CUDA_SUCCESS);
   EXPECT_EQ(free_bytes(), before);
   EXPECT_EQ(SIM(cuGraphLaunch)(exec, stream_), CUDA_ERROR_INVALID_VALUE);
@@ -241,9 +250,7 @@ TEST_F(Graphs, CaptureMakesNodesOfWhatWouldRun) {
   EXPECT_EQ(count, 5U);
   EXPECT_EQ(pool(CU_GRAPH_MEM_ATTR_USED_MEM_HIGH), 0U) << "nothing ran";
   CUgraphExec exec = instantiate(captured);
-  uint64_t took = run_us(exec);
-  EXPECT_GE(took, 10000U);
-  EXPECT_LT(took, 14000U);
+  EXPECT_NEAR(run_us(exec), 10000, 1000);
   EXPECT_EQ(pool(CU_GRAPH_MEM_ATTR_USED_MEM_HIGH), kMiB);
   EXPECT_EQ(SIM(cuStreamIsCapturing)(side, &status), CUDA_SUCCESS);
   EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_NONE);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <fstream>
@@ -47,7 +48,7 @@ class Launching : public testing::Test {
     ASSERT_EQ(SIM(nvmlInit_v2)(), NVML_SUCCESS);
     ASSERT_EQ(SIM(cuDevicePrimaryCtxRetain)(&context_, 0), CUDA_SUCCESS);
     ASSERT_EQ(SIM(cuCtxSetCurrent)(context_), CUDA_SUCCESS);
-    text_ = ptx({10, 1000, 5000, 20000, 40000});
+    text_ = ptx({10, 1000, 5000, 20000, 400000});
     ASSERT_EQ(SIM(cuModuleLoadData)(&module_, text_.c_str()), CUDA_SUCCESS);
   }
   void TearDown() override {
@@ -71,6 +72,21 @@ class Launching : public testing::Test {
     return milliseconds;
   }
 
+  // The GPU's time for the launches, by events: the least of some attempts, for a test that is not always let run.
+  float shortest_ms(const std::vector<CUfunction>& list, CUstream s) {
+    CUevent start = event();
+    CUevent end = event();
+    float least = 1e9F;
+    for (int attempt = 0; attempt < 3; ++attempt) {
+      EXPECT_EQ(SIM(cuEventRecord)(start, s), CUDA_SUCCESS);
+      for (CUfunction function : list) EXPECT_EQ(launch(function, s), CUDA_SUCCESS);
+      EXPECT_EQ(SIM(cuEventRecord)(end, s), CUDA_SUCCESS);
+      EXPECT_EQ(SIM(cuEventSynchronize)(end), CUDA_SUCCESS);
+      least = std::min(least, between(start, end));
+    }
+    return least;
+  }
+
   CUcontext context_ = nullptr;
   CUmodule module_ = nullptr;
   std::string text_;
@@ -90,7 +106,8 @@ TEST_F(Launching, EventsMeasureAKernel) {
   EXPECT_EQ(SIM(cuEventQuery)(end), CUDA_ERROR_NOT_READY);
   EXPECT_EQ(SIM(cuEventSynchronize)(end), CUDA_SUCCESS);
   EXPECT_EQ(SIM(cuStreamQuery)(s), CUDA_SUCCESS);
-  EXPECT_NEAR(between(start, end), 6.0, 0.5);
+  EXPECT_GE(between(start, end), 5.999F);
+  EXPECT_NEAR(shortest_ms({kernel(module_, "k5000"), kernel(module_, "k1000")}, s), 6.0, 0.2);
   EXPECT_EQ(SIM(cuStreamDestroy_v2)(s), CUDA_SUCCESS);
   EXPECT_EQ(SIM(cuStreamQuery)(s), CUDA_ERROR_INVALID_HANDLE);
 }
@@ -99,13 +116,16 @@ TEST_F(Launching, StreamsOverlapAndWaitForEvents) {
   CUstream a = stream();
   CUstream b = stream();
   CUfunction f = kernel(module_, "k20000");
-  uint64_t start = now_us();
+  CUevent before = event();
+  CUevent after = event();
+  EXPECT_EQ(SIM(cuEventRecord)(before, a), CUDA_SUCCESS);
   EXPECT_EQ(launch(f, a), CUDA_SUCCESS);
   EXPECT_EQ(launch(f, b), CUDA_SUCCESS);
+  EXPECT_EQ(SIM(cuEventRecord)(after, b), CUDA_SUCCESS);
+  uint64_t start = now_us();
   EXPECT_EQ(SIM(cuCtxSynchronize)(), CUDA_SUCCESS);
-  uint64_t side_by_side = now_us() - start;
-  EXPECT_GE(side_by_side, 20000U);
-  EXPECT_LT(side_by_side, 35000U);
+  EXPECT_GE(between(before, after), 19.999F);
+  EXPECT_LT(between(before, after), 39.0F);
 
   CUevent done = event();
   start = now_us();
@@ -127,12 +147,10 @@ TEST_F(Launching, TheLegacyStreamWaitsForBlockingStreamsOnly) {
   EXPECT_EQ(SIM(cuStreamSynchronize)(nullptr), CUDA_SUCCESS);
   EXPECT_GE(now_us() - start, 15000U);
 
-  EXPECT_EQ(launch(kernel(module_, "k40000"), apart), CUDA_SUCCESS);
+  EXPECT_EQ(launch(kernel(module_, "k400000"), apart), CUDA_SUCCESS);
   EXPECT_EQ(launch(kernel(module_, "k10"), nullptr), CUDA_SUCCESS);
-  start = now_us();
   EXPECT_EQ(SIM(cuStreamSynchronize)(nullptr), CUDA_SUCCESS);
-  EXPECT_LT(now_us() - start, 30000U);
-  EXPECT_EQ(SIM(cuCtxSynchronize)(), CUDA_SUCCESS);
+  EXPECT_EQ(SIM(cuStreamQuery)(apart), CUDA_ERROR_NOT_READY);
 
   // A thread's own default stream is a blocking stream of its own.
   EXPECT_EQ(SIM(cuLaunchKernel_ptsz)(f, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr), CUDA_ERROR_INVALID_VALUE);
@@ -276,24 +294,46 @@ TEST_F(Launching, ALaunchCostsLittle) {
   EXPECT_EQ(SIM(cuStreamDestroy_v2)(s), CUDA_SUCCESS);
 }
 
+TEST_F(Launching, ThreadsUseStreamsEventsAndHostFunctionsTogether) {
+  uint64_t before = used_of_this_process();
+  std::atomic<int> host_calls = 0;
+  auto work = [&](unsigned seed) {
+    SIM(cuCtxSetCurrent)(context_);
+    CUfunction f = kernel(module_, "k10");
+    for (int round = 0; round < 20; ++round) {
+      CUstream s = stream(round % 2 == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
+      CUevent e = event();
+      EXPECT_EQ(launch(f, (seed + static_cast<unsigned>(round)) % 3 == 0 ? nullptr : s), CUDA_SUCCESS);
+      CUhostFn count = [](void* counter) { static_cast<std::atomic<int>*>(counter)->fetch_add(1); };
+      EXPECT_EQ(SIM(cuLaunchHostFunc)(s, count, &host_calls), CUDA_SUCCESS);
+      EXPECT_EQ(SIM(cuEventRecord)(e, s), CUDA_SUCCESS);
+      EXPECT_EQ(SIM(cuStreamWaitEvent)(nullptr, e, 0), CUDA_SUCCESS);
+      EXPECT_EQ(launch(f, s), CUDA_SUCCESS);
+      if (round % 4 != 3) {
+        EXPECT_EQ(SIM(cuStreamSynchronize)(s), CUDA_SUCCESS);
+      }
+      EXPECT_EQ(SIM(cuEventDestroy_v2)(e), CUDA_SUCCESS);
+      EXPECT_EQ(SIM(cuStreamDestroy_v2)(s), CUDA_SUCCESS);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t) threads.emplace_back(work, t);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(SIM(cuCtxSynchronize)(), CUDA_SUCCESS);
+  // What a destroyed stream had queued still runs.
+  for (int i = 0; i < 5000 && host_calls < 80; ++i) usleep(1000);
+  EXPECT_EQ(host_calls, 80);
+  EXPECT_EQ(used_of_this_process(), before);
+}
+
 TEST_F(Launching, TwoBusyProcessesShareTheGpu) {
   Child other("busy");
   ASSERT_TRUE(other.wait_ready());
   CUstream s = stream();
-  CUevent start = event();
-  CUevent end = event();
-  SIM(cuEventRecord)(start, s);
-  EXPECT_EQ(launch(kernel(module_, "k20000"), s), CUDA_SUCCESS);
-  SIM(cuEventRecord)(end, s);
-  EXPECT_EQ(SIM(cuEventSynchronize)(end), CUDA_SUCCESS);
-  EXPECT_NEAR(between(start, end), 40.0, 4.0);
+  EXPECT_NEAR(shortest_ms({kernel(module_, "k20000")}, s), 40.0, 2.0);
   other.kill();
   usleep(60000);
-  SIM(cuEventRecord)(start, s);
-  EXPECT_EQ(launch(kernel(module_, "k20000"), s), CUDA_SUCCESS);
-  SIM(cuEventRecord)(end, s);
-  EXPECT_EQ(SIM(cuEventSynchronize)(end), CUDA_SUCCESS);
-  EXPECT_NEAR(between(start, end), 20.0, 2.0);
+  EXPECT_NEAR(shortest_ms({kernel(module_, "k20000")}, s), 20.0, 1.0);
 }
 
 // A process with one endless kernel.
