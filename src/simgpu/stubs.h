@@ -17,6 +17,14 @@ struct kvram_sim_entry {
 extern const struct kvram_sim_entry kvram_sim_entries[];
 extern const unsigned kvram_sim_entry_count;
 
+struct kvram_sim_error {
+  int code;         /* a CUresult */
+  const char* name; /* "CUDA_ERROR_OUT_OF_MEMORY" */
+  const char* text; /* "out of memory" */
+};
+extern const struct kvram_sim_error kvram_sim_errors[];
+extern const unsigned kvram_sim_error_count;
+
 #ifdef __cplusplus
 }
 #endif
