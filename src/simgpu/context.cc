@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lease/cost.h"
+#include "simgpu/array.h"
 #include "simgpu/memory.h"
 #include "simgpu/pool.h"
 
@@ -74,6 +75,7 @@ void end_context(const std::shared_ptr<Context>& c) {
   drain_context(c.get());
   context_destroyed(*c);
   forget_context_streams(c.get());
+  destroy_arrays_of(c.get());
   for (Block& block : remove_blocks_of(c.get())) dispose(std::move(block));
   trim_pools_at_sync(*c->device);
   uncharge(*c->device, c->charged.exchange(0));

@@ -206,9 +206,6 @@ CUresult allocate_pitch(Context& context, size_t width, size_t height, unsigned 
   return r;
 }
 
-// The 32-bit functions of before CUDA 3.2 work while an address fits; ours never does, as with any 64-bit driver.
-CUresult old_api() { return CUDA_ERROR_NOT_SUPPORTED; }
-
 }  // namespace
 }  // namespace kvram::simgpu
 
@@ -217,7 +214,6 @@ using namespace kvram::simgpu;  // NOLINT(google-build-using-namespace): C entry
 KV_CUDA_EXPORT cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
   return with_context([&](Context& c) { return allocate_linear(c, bytes, BlockKind::kLinear, 0, out); });
 }
-KV_CUDA_EXPORT cuMemAlloc(CUdeviceptr_v1*, unsigned) { return old_api(); }
 
 KV_CUDA_EXPORT cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width, size_t height, unsigned element) {
   return with_context([&](Context& c) { return allocate_pitch(c, width, height, element, out, pitch); });
@@ -233,7 +229,6 @@ KV_CUDA_EXPORT cuMemAllocManaged(CUdeviceptr* out, size_t bytes, unsigned flags)
 KV_CUDA_EXPORT cuMemFree_v2(CUdeviceptr pointer) {
   return with_context([&](Context& c) { return free_device(c, pointer); });
 }
-KV_CUDA_EXPORT cuMemFree(CUdeviceptr_v1) { return old_api(); }
 
 KV_CUDA_EXPORT cuMemGetInfo_v2(size_t* free, size_t* total) {
   return with_context([&](Context& c) {
