@@ -132,7 +132,7 @@ CUresult charge(Device& device, uint64_t bytes);
 void uncharge(Device& device, uint64_t bytes);
 
 // After a context is made / before its handle goes: streams, modules and events of it are dropped and their bytes given
-// back. Implemented by the module and stream parts; weak defaults in seams.cc, as for the functions of work.h.
+// back (hooks.cc).
 CUresult context_created(Context& context);
 void context_destroyed(Context& context);
 

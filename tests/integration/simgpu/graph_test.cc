@@ -258,6 +258,58 @@ TEST_F(Graphs, CaptureMakesNodesOfWhatWouldRun) {
   EXPECT_EQ(SIM(cuGraphDestroy)(captured), CUDA_SUCCESS);
 }
 
+TEST_F(Graphs, CopiesAndFillsMoveDataWhenTheyRun) {
+  CUdeviceptr at = 0;
+  ASSERT_EQ(SIM(cuMemAlloc_v2)(&at, 4096), CUDA_SUCCESS);
+  ASSERT_EQ(SIM(cuMemsetD8_v2)(at, 1, 4096), CUDA_SUCCESS);
+  CUDA_MEMSET_NODE_PARAMS set{};
+  set.dst = at;
+  set.value = 0x0badcafe;
+  set.elementSize = 4;
+  set.width = 512;
+  set.height = 1;
+  CUgraphNode fill = nullptr;
+  ASSERT_EQ(SIM(cuGraphAddMemsetNode)(&fill, graph_, nullptr, 0, &set, context_), CUDA_SUCCESS);
+  std::vector<uint32_t> host(1024, 7);
+  CUDA_MEMCPY3D copy{};
+  copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  copy.srcDevice = at;
+  copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+  copy.dstHost = host.data();
+  copy.WidthInBytes = 4096;
+  copy.Height = 1;
+  copy.Depth = 1;
+  CUgraphNode read = nullptr;
+  ASSERT_EQ(SIM(cuGraphAddMemcpyNode)(&read, graph_, &fill, 1, &copy, context_), CUDA_SUCCESS);
+  CUgraphExec exec = instantiate(graph_);
+  EXPECT_EQ(host[0], 7U) << "nothing ran yet";
+  run_us(exec);
+  EXPECT_EQ(host[0], 0x0badcafeU);
+  EXPECT_EQ(host[511], 0x0badcafeU);
+  EXPECT_EQ(host[512], 0x01010101U);
+  set.value = 3;
+  EXPECT_EQ(SIM(cuGraphExecMemsetNodeSetParams)(exec, fill, &set, context_), CUDA_SUCCESS);
+  run_us(exec);
+  EXPECT_EQ(host[511], 3U);
+  copy.srcDevice = at + (1ULL << 40);
+  EXPECT_EQ(SIM(cuGraphMemcpyNodeSetParams)(read, &copy), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(SIM(cuGraphExecDestroy)(exec), CUDA_SUCCESS);
+
+  // The same by capture.
+  ASSERT_EQ(SIM(cuStreamBeginCapture_v2)(stream_, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+  EXPECT_EQ(SIM(cuMemsetD32Async)(at, 9, 1024, stream_), CUDA_SUCCESS);
+  EXPECT_EQ(SIM(cuMemcpyDtoHAsync_v2)(host.data(), at, 4096, stream_), CUDA_SUCCESS);
+  CUgraph captured = nullptr;
+  ASSERT_EQ(SIM(cuStreamEndCapture)(stream_, &captured), CUDA_SUCCESS);
+  EXPECT_EQ(host[511], 3U);
+  exec = instantiate(captured);
+  run_us(exec);
+  EXPECT_EQ(host[1023], 9U);
+  EXPECT_EQ(SIM(cuGraphExecDestroy)(exec), CUDA_SUCCESS);
+  EXPECT_EQ(SIM(cuGraphDestroy)(captured), CUDA_SUCCESS);
+  EXPECT_EQ(SIM(cuMemFree_v2)(at), CUDA_SUCCESS);
+}
+
 TEST_F(Graphs, MemoryEndsWithItsContext) {
   CUdeviceptr at = 0;
   CUcontext own = nullptr;

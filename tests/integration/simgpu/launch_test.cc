@@ -186,6 +186,40 @@ TEST_F(Launching, HostFunctionsRunInOrder) {
   EXPECT_GE(now_us() - seen.at, 5000U);
 }
 
+TEST_F(Launching, StreamsWriteAndWaitForValues) {
+  CUdeviceptr flag = 0;
+  ASSERT_EQ(SIM(cuMemAlloc_v2)(&flag, 8), CUDA_SUCCESS);
+  ASSERT_EQ(SIM(cuMemsetD32_v2)(flag, 0, 2), CUDA_SUCCESS);
+  CUstream waiting = stream();
+  CUstream writing = stream();
+  EXPECT_EQ(SIM(cuStreamWaitValue32_v2)(waiting, flag, 5, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+  EXPECT_EQ(SIM(cuMemsetD32Async)(flag + 4, 77, 1, waiting), CUDA_SUCCESS);
+  usleep(5000);
+  EXPECT_EQ(SIM(cuStreamQuery)(waiting), CUDA_ERROR_NOT_READY);
+  uint32_t value = 1;
+  EXPECT_EQ(SIM(cuMemcpyDtoHAsync_v2)(&value, flag + 4, 4, writing), CUDA_SUCCESS);
+  EXPECT_EQ(SIM(cuStreamSynchronize)(writing), CUDA_SUCCESS);
+  EXPECT_EQ(value, 0U) << "what is behind the wait has not happened";
+  EXPECT_EQ(SIM(cuStreamWriteValue32_v2)(writing, flag, 5, 0), CUDA_SUCCESS);
+  EXPECT_EQ(SIM(cuStreamSynchronize)(waiting), CUDA_SUCCESS);
+  EXPECT_EQ(SIM(cuMemcpyDtoH_v2)(&value, flag + 4, 4), CUDA_SUCCESS);
+  EXPECT_EQ(value, 77U);
+  EXPECT_EQ(SIM(cuStreamWaitValue32_v2)(waiting, flag + 1, 5, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(SIM(cuMemFree_v2)(flag), CUDA_SUCCESS);
+}
+
+TEST_F(Launching, GlobalsOfModulesAreMemory) {
+  CUdeviceptr table = 0;
+  size_t bytes = 0;
+  ASSERT_EQ(SIM(cuModuleGetGlobal_v2)(&table, &bytes, module_, "table"), CUDA_SUCCESS);
+  std::vector<unsigned char> pattern(bytes, 0x5a);
+  EXPECT_EQ(SIM(cuMemcpyHtoD_v2)(table, pattern.data(), bytes), CUDA_SUCCESS);
+  std::vector<unsigned char> back(bytes);
+  EXPECT_EQ(SIM(cuMemcpyDtoH_v2)(back.data(), table, bytes), CUDA_SUCCESS);
+  EXPECT_EQ(back, pattern);
+  EXPECT_EQ(SIM(cuModuleGetGlobal_v2)(&table, &bytes, module_, "absent"), CUDA_ERROR_NOT_FOUND);
+}
+
 TEST_F(Launching, ModulesCostTheirImageInPages) {
   uint64_t before = used_of_this_process();
   std::string large = ptx({10}) + std::string(3 * kMiB, ' ');
@@ -250,6 +284,34 @@ TEST_F(Launching, ACubinFromAFileGivesItsKernels) {
   EXPECT_EQ(SIM(cuModuleUnload)(module), CUDA_SUCCESS);
   std::ofstream(path, std::ios::binary) << file.substr(0, 80);
   EXPECT_EQ(SIM(cuModuleLoad)(&module, path.c_str()), CUDA_ERROR_INVALID_IMAGE);
+}
+
+TEST_F(Launching, EntryPointsAreFoundByVersionAndStream) {
+  auto find = [](const char* name, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
+    void* out = reinterpret_cast<void*>(1);
+    SIM(cuGetProcAddress_v2)(name, &out, version, flags, status);
+    return out;
+  };
+  CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
+  EXPECT_EQ(find("cuMemAlloc", 13000, 0, &status), symbol("cuMemAlloc_v2"));
+  EXPECT_EQ(status, CU_GET_PROC_ADDRESS_SUCCESS);
+  EXPECT_EQ(find("cuMemAlloc", 3010, 0, &status), symbol("cuMemAlloc"));
+  EXPECT_EQ(find("cuCtxCreate", 11040, 0, &status), symbol("cuCtxCreate_v3"));
+  constexpr cuuint64_t kPerThread = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+  EXPECT_EQ(find("cuStreamSynchronize", 13000, kPerThread, &status), symbol("cuStreamSynchronize_ptsz"));
+  EXPECT_EQ(find("cuStreamSynchronize", 13000, 0, &status), symbol("cuStreamSynchronize"));
+  EXPECT_EQ(find("cuMemcpyHtoD", 13000, kPerThread, &status), symbol("cuMemcpyHtoD_v2_ptds"));
+  EXPECT_EQ(find("cuInit", 13000, kPerThread, &status), symbol("cuInit")) << "has no variant";
+  EXPECT_EQ(find("cuMemAllocAsync", 11000, 0, &status), nullptr);
+  EXPECT_EQ(status, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT);
+  EXPECT_EQ(find("cuNothing", 13000, 0, &status), nullptr);
+  EXPECT_EQ(status, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+  const char* text = nullptr;
+  EXPECT_EQ(SIM(cuGetErrorName)(CUDA_ERROR_OUT_OF_MEMORY, &text), CUDA_SUCCESS);
+  EXPECT_STREQ(text, "CUDA_ERROR_OUT_OF_MEMORY");
+  EXPECT_EQ(SIM(cuGetErrorString)(CUDA_ERROR_OUT_OF_MEMORY, &text), CUDA_SUCCESS);
+  EXPECT_STREQ(text, "out of memory");
+  EXPECT_EQ(SIM(cuGetErrorName)(static_cast<CUresult>(54321), &text), CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_F(Launching, LaunchesAreChecked) {

@@ -17,7 +17,8 @@ namespace {
 
 void* open_library(const char* name) {
   const char* prefix = std::getenv("KUBE_VRAM_PREFIX");
-  std::string path = std::string(prefix == nullptr ? "." : prefix) + "/lib/kube-vram/sim/" + name;
+  std::string root = prefix != nullptr ? prefix : std::filesystem::read_symlink("/proc/self/exe").parent_path() / "..";
+  std::string path = root + "/lib/kube-vram/sim/" + name;
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     std::fprintf(stderr, "%s\n", dlerror());
