@@ -13,8 +13,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <vector>
 
+#include "cli/sim_models.h"
 #include "cli/text.h"
 #include "node/paths.h"
 
@@ -33,41 +36,6 @@ double start_bound() {
   const char* text = getenv("KUBE_VRAM_START_SECONDS");
   double seconds = text == nullptr ? 0 : strtod(text, nullptr);
   return seconds > 0 && seconds <= 600 ? seconds : 10;
-}
-
-// [COUNTx]MODEL, separated by commas; models are letters, digits, '-', '_', '.' and ' '.
-bool looks_like_gpus(const std::string& text) {
-  if (text.empty() || text.size() > 400 || text.front() == ',' || text.back() == ',') return false;
-  bool model = false;
-  for (size_t i = 0; i < text.size(); ++i) {
-    char c = text[i];
-    if (c == ',') {
-      if (!model) return false;
-      model = false;
-      continue;
-    }
-    bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-    if (!letter && (c < '0' || c > '9') && c != '-' && c != '_' && c != ' ') return false;
-    model = model || letter;
-  }
-  return model;
-}
-
-std::vector<std::string> expand(const std::string& gpus) {
-  std::vector<std::string> out;
-  for (size_t begin = 0; begin <= gpus.size();) {
-    size_t end = std::min(gpus.find(',', begin), gpus.size());
-    std::string item = gpus.substr(begin, end - begin);
-    size_t digits = std::min(item.find_first_not_of("0123456789"), item.size());
-    long count = 1;
-    if (digits > 0 && digits < 4 && digits < item.size() && item[digits] == 'x') {
-      count = strtol(item.c_str(), nullptr, 10);
-      item.erase(0, digits + 1);
-    }
-    out.insert(out.end(), static_cast<size_t>(count), item);
-    begin = end + 1;
-  }
-  return out;
 }
 
 // What the daemon wrote last, in one line.
@@ -164,6 +132,11 @@ Spawned spawn(const std::string& program, const Machine& machine, int log) {
 }
 
 Result<Started> start(const Machine& machine, const std::string& run_dir) {
+  if (!machine.gpus.empty()) {
+    std::ifstream file(node::prefix() + "/share/kube-vram/gpus.json");
+    std::string catalogue(std::istreambuf_iterator<char>(file), {});
+    if (Result<void> known = check_gpus(machine.gpus, catalogue); !known) return std::unexpected(known.error());
+  }
   std::string program = node::prefix() + "/bin/vram-node";
   if (access(program.c_str(), X_OK) != 0) {
     return fail(ErrorCode::kDaemonStart,
@@ -222,7 +195,7 @@ Result<node::Client> wait_ready(const std::string& run_dir, const Started& start
                                                    started.pid, bound, said, started.log));
 }
 
-Result<void> check_gpus(node::Client& client, const Machine& machine) {
+Result<void> check_running(node::Client& client, const Machine& machine) {
   if (!machine.simulated || !machine.gpus_asked || machine.gpus.empty()) return {};
   Result<json::object> status = ask(client, {{"op", "status"}});
   if (!status) return std::unexpected(status.error());
@@ -235,7 +208,7 @@ Result<void> check_gpus(node::Client& client, const Machine& machine) {
 
 }  // namespace
 
-bool same_gpus(const std::string& a, const std::string& b) { return expand(a) == expand(b); }
+bool same_gpus(const std::string& a, const std::string& b) { return expand_gpus(a) == expand_gpus(b); }
 
 Result<Machine> machine_of(const Invocation& line) {
   Machine machine;
@@ -268,7 +241,7 @@ Result<node::Client> connect_or_start(const Machine& machine) {
     if (started->pidfd >= 0) close(started->pidfd);
   }
   if (!client) return client;
-  if (Result<void> same = check_gpus(*client, machine); !same) return std::unexpected(same.error());
+  if (Result<void> same = check_running(*client, machine); !same) return std::unexpected(same.error());
   return client;
 }
 

@@ -29,7 +29,9 @@ std::string holder_text(const json::object& h) {
 std::string detail_text(const json::value& detail) {
   if (!detail.is_object()) return "";
   std::string out;
-  for (const json::value& v : array_at(detail.get_object(), "gpus")) {
+  const json::array& gpus = array_at(detail.get_object(), "gpus");
+  if (gpus.size() < 2) return out;  // the sentence has it all
+  for (const json::value& v : gpus) {
     if (!v.is_object()) continue;
     const json::object& gpu = v.get_object();
     out += fmt::format("  GPU {}: {} free", int_at(gpu, "index"), format_human(Bytes(int_at(gpu, "free"))));
@@ -55,9 +57,11 @@ std::string error_text(const Error& error, Format format, const json::value& det
     if (!detail.is_null()) object["detail"] = detail;
     return compact_json(object) + "\n";
   }
+  // Where the machine can never give that much, it does not matter who holds what.
+  bool room = error.code >= ErrorCode::kNoRoom && error.code < ErrorCode::kDriverMissing;
   std::string id = error_id(error.code);
   return fmt::format("vram: {}: {}\n{}vram: `vram explain {}` tells more\n", id, printable(error.message),
-                     detail_text(detail), id);
+                     room ? detail_text(detail) : "", id);
 }
 
 int report(const Error& error, Format format, const json::value& detail) {

@@ -12,7 +12,7 @@ namespace kvram::cli {
 // {"error": {"code", "title", "message", "exit_status"}, "detail": ...} on one line.
 std::string error_text(const Error& error, Format format, const json::value& detail = nullptr);
 
-// Who holds what, one line a GPU, from the `detail` of a refused run; empty when there is none.
+// Who holds what, one line a GPU, from the `detail` of a refused run; empty when there are not several GPUs.
 std::string detail_text(const json::value& detail);
 
 // Prints the error and returns its exit status.

@@ -13,6 +13,8 @@
 namespace kvram::cli {
 namespace {
 
+constexpr std::string_view kNoValue = "\x01";  // for an option whose value is left away
+
 struct Slot {  // where CLI11 leaves what it read for one option of one command
   const OptionSpec* spec;
   CLI::Option* option;
@@ -57,7 +59,8 @@ std::unique_ptr<Level> build(const CommandSpec& spec, CLI::App* app) {
 void collect(const Level& level, Invocation* out) {
   for (const auto& slot : level.slots) {
     if (slot->option->count() == 0) continue;
-    out->values[std::string(slot->spec->name)] = slot->values.empty() ? "" : slot->values.back();
+    std::string value = slot->values.empty() ? "" : slot->values.back();
+    out->values[std::string(slot->spec->name)] = value == kNoValue ? "" : value;
   }
   for (const auto& child : level.children) {
     if (!child->app->parsed()) continue;
@@ -136,6 +139,21 @@ Result<void> check_format(const Invocation& line) {
   return fail(ErrorCode::kBadUsage, fmt::format("'{}' is no output format: json, yaml or wide.", printable(*format)));
 }
 
+// Writes an option whose value may be missing as one word with its value, or with a mark that there is none.
+std::vector<std::string> join_optional(auto begin, auto end) {
+  std::vector<std::string> out;
+  for (auto word = begin; word != end; ++word) {
+    bool optional = std::any_of(command_tree().options.begin(), command_tree().options.end(),
+                                [&](const OptionSpec& o) { return o.value_optional && o.name == *word; });
+    out.push_back(*word);
+    if (!optional) continue;
+    bool value = word + 1 != end && looks_like_gpus(*(word + 1));
+    out.back() += "=" + (value ? *(word + 1) : std::string(kNoValue));
+    if (value) ++word;
+  }
+  return out;
+}
+
 // The value-taking option that ended the line, or nothing.
 std::string option_without_value(const std::vector<std::string>& words) {
   if (words.empty()) return "";
@@ -159,9 +177,24 @@ Format Invocation::format() const {
                           : Format::kTable;
 }
 
+bool looks_like_gpus(std::string_view text) {
+  if (text.empty() || text.size() > 400) return false;
+  while (true) {
+    std::string_view item = text.substr(0, text.find(','));
+    auto has = [&](auto test) { return std::any_of(item.begin(), item.end(), test); };
+    auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+    auto digit = [](char c) { return c >= '0' && c <= '9'; };
+    auto other = [&](char c) { return !letter(c) && !digit(c) && c != '-' && c != '_' && c != ' '; };
+    bool sound = has(letter) && has(digit) && !has(other) && item.front() != '-';
+    if (!sound) return false;
+    if (item.size() == text.size()) return true;
+    text.remove_prefix(item.size() + 1);
+  }
+}
+
 Result<Invocation> parse(const std::vector<std::string>& words) {
   auto dashes = std::find(words.begin(), words.end(), "--");
-  std::vector<std::string> ours(words.begin(), dashes);
+  std::vector<std::string> ours = join_optional(words.begin(), dashes);
   CLI::App app("vram", "vram");
   std::unique_ptr<Level> root = build(command_tree(), &app);
   std::vector<std::string> reversed(ours.rbegin(), ours.rend());

@@ -29,6 +29,10 @@ struct Invocation {
 // what was probably meant.
 Result<Invocation> parse(const std::vector<std::string>& words);
 
+// Whether a word can be a list of simulated GPUs: [COUNTx]MODEL, separated by commas, each model with a letter and a
+// digit. Only such a word is taken as the value of --sim, so that `vram oom --sim last` means what it says.
+bool looks_like_gpus(std::string_view text);
+
 // The format that errors are to be printed in, also when the line cannot be parsed.
 Format format_hint(const std::vector<std::string>& words);
 

@@ -5,7 +5,9 @@
 #include <cstdlib>
 
 #include "cli/actions.h"
+#include "cli/daemon.h"
 #include "cli/run.h"
+#include "cli/sim_models.h"
 #include "cli/top.h"
 
 namespace kvram::cli {
@@ -52,6 +54,14 @@ TEST(Parse, SimTakesAnOptionalList) {
   EXPECT_EQ(parsed({"ps", "--sim", "2xA10"}).value("--sim"), "2xA10");
   EXPECT_EQ(parsed({"ps", "--sim"}).value("--sim"), "");
   EXPECT_FALSE(parsed({"ps"}).has("--sim"));
+  EXPECT_EQ(parsed({"oom", "--sim", "last"}).arguments, Words{"last"});
+  EXPECT_EQ(parsed({"oom", "--sim", "7"}).arguments, Words{"7"});
+  EXPECT_EQ(parsed({"oom", "--sim=2xA10", "7"}).value("--sim"), "2xA10");
+  for (const char* text : {"A10", "2xA10,1xH100-80GB", "RTX 4090", "rtx4090"})
+    EXPECT_TRUE(looks_like_gpus(text)) << text;
+  for (const char* text : {"", "last", "7", "A10,", ",A10", "./server2", "-o3", "A10,,T4"}) {
+    EXPECT_FALSE(looks_like_gpus(text)) << text;
+  }
   Invocation line = parsed({"run", "--sim", "--memory", "1Gi", "--", "x"});
   EXPECT_EQ(line.value("--sim"), "");
   EXPECT_EQ(line.value("--memory"), "1Gi");
@@ -162,6 +172,22 @@ TEST(Intervals, Bounds) {
   EXPECT_EQ(parse_interval("0.1"), 0.1);
   EXPECT_EQ(parse_interval("3600"), 3600.0);
   for (const char* text : {"0", "-1", "0.05", "3601", "x", ""}) EXPECT_FALSE(parse_interval(text).has_value()) << text;
+}
+
+TEST(SimModels, OnlyThoseOfTheCatalogue) {
+  const std::string catalogue =
+      R"({"gpus": [{"key": "A10"}, {"key": "A100-40GB"}, {"key": "A100-80GB"}, {"key": "H100-80GB"}, {"key": "RTX4090"}]})";
+  for (const char* gpus : {"A10", "2xa10,1xH100-80GB", "h100", "rtx 4090", "16xA10"}) {
+    EXPECT_TRUE(check_gpus(gpus, catalogue).has_value()) << gpus;
+  }
+  EXPECT_EQ(check_gpus("1xZ999", catalogue).error().message,
+            "'Z999' is none of the simulated GPUs. There are: A10, A100-40GB, A100-80GB, H100-80GB, RTX4090.");
+  EXPECT_EQ(check_gpus("A100", catalogue).error().message.substr(0, 26), "'A100' is more than one of");
+  EXPECT_EQ(check_gpus("17xA10", catalogue).error().code, ErrorCode::kBadSimSpec);
+  EXPECT_EQ(check_gpus("0xA10", catalogue).error().code, ErrorCode::kBadSimSpec);
+  EXPECT_TRUE(check_gpus("1xZ999", "").has_value());
+  EXPECT_TRUE(same_gpus("A10,A10", "2xA10"));
+  EXPECT_FALSE(same_gpus("A10", "2xA10"));
 }
 
 TEST(FindCommand, MissingAndNotExecutable) {

@@ -173,15 +173,17 @@ TEST(Bar, LettersRunOut) {
 TEST(Failure, SentenceDetailAndHint) {
   json::value detail =
       json::parse(R"({"gpus": [{"index": 0, "free": 12348030976, "largest_ask": 12348030976, "holders": [
-    {"budget": 7, "user": "ann", "command": "./server", "bytes": 6442450944}, {"foreign_pid": 77, "name": "x\n", "bytes": 2147483648}]}]})");
-  Error error{ErrorCode::kNoDaemon, "Nobody\x1b[2J home."};
+    {"budget": 7, "user": "ann", "command": "./server", "bytes": 6442450944}, {"foreign_pid": 77, "name": "x\n", "bytes": 2147483648}]},
+    {"index": 1, "free": 0, "holders": []}]})");
+  Error error{ErrorCode::kNoRoom, "Nobody\x1b[2J home."};
   EXPECT_EQ(error_text(error, Format::kTable, detail),
-            "vram: VRAM-4001: Nobody\\x1b[2J home.\n"
+            "vram: VRAM-2001: Nobody\\x1b[2J home.\n"
             "  GPU 0: 11.5Gi free; held by budget 7 6Gi (ann: ./server), foreign pid 77 x\\n 2Gi\n"
-            "vram: `vram explain VRAM-4001` tells more\n");
+            "  GPU 1: 0 free\n"
+            "vram: `vram explain VRAM-2001` tells more\n");
   json::object object = fixture::parse(error_text(error, Format::kJson, detail));
-  EXPECT_EQ(object["error"].as_object()["code"], "VRAM-4001");
-  EXPECT_EQ(object["error"].as_object()["exit_status"], 69);
+  EXPECT_EQ(object["error"].as_object()["code"], "VRAM-2001");
+  EXPECT_EQ(object["error"].as_object()["exit_status"], 75);
   EXPECT_EQ(object["detail"], detail);
 }
 
