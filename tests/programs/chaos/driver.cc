@@ -22,7 +22,10 @@ void* look_up(void* library, GetProcAddress get, const char* base, const char* s
   void* found = nullptr;
   if (get != nullptr) {
     CUdriverProcAddressQueryResult how;
-    if (get(base, &found, CUDA_VERSION, CU_GET_PROC_ADDRESS_DEFAULT, &how) != CUDA_SUCCESS) found = nullptr;
+    // A name that cuda.h leaves as it is keeps its first form there; a newer one that the driver has may take other
+    // arguments (cuCtxSynchronize).
+    int version = strcmp(base, symbol) == 0 ? 12000 : CUDA_VERSION;
+    if (get(base, &found, version, CU_GET_PROC_ADDRESS_DEFAULT, &how) != CUDA_SUCCESS) found = nullptr;
   } else {
     found = dlsym(library, symbol);
   }
