@@ -189,7 +189,7 @@ TEST(Failure, SentenceDetailAndHint) {
 
 TEST(Waiting, SaysPlaceReasonAndTime) {
   EXPECT_EQ(waiting_text(2, "GPU 0 has 1Gi\n free", 0), "waiting, place 2: GPU 0 has 1Gi\\n free");
-  EXPECT_EQ(waiting_text(1, "x", 12.7), "waiting, place 1: x (12s)");
+  EXPECT_EQ(waiting_text(1, "x", 12.7), "waiting 12s, place 1: x");
 }
 
 TEST(Grant, LineOfVerboseNamesModeAndGaps) {

@@ -25,8 +25,8 @@ size_t columns_of(int fd) {
 }  // namespace
 
 std::string waiting_text(int64_t position, const std::string& reason, double seconds) {
-  return fmt::format("waiting, place {}: {}{}", position, printable(reason),
-                     seconds >= 1 ? fmt::format(" ({})", format_age(seconds)) : "");
+  return fmt::format("waiting{}, place {}: {}", seconds >= 1 ? " " + format_age(seconds) : "", position,
+                     printable(reason));
 }
 
 WaitingLine::WaitingLine(int fd, bool silent) : fd_(fd), silent_(silent), terminal_(isatty(fd) == 1) {}

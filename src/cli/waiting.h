@@ -29,7 +29,7 @@ class WaitingLine {
   std::string reason_;
 };
 
-// "waiting, place 2: GPU 0 has 1Gi free (12s)".
+// "waiting 12s, place 2: GPU 0 has 1Gi free"; the part that may be cut off is last.
 std::string waiting_text(int64_t position, const std::string& reason, double seconds);
 
 }  // namespace kvram::cli

@@ -26,6 +26,11 @@ def wait_for(what, probe, patience=PATIENCE):
     raise AssertionError(f"waited {patience} s in vain: {what}")
 
 
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
 class Machine:
     def __init__(self, prefix, spec="1xA10", **more):
         self.prefix = Path(prefix).resolve()
