@@ -22,6 +22,14 @@ def round_up(value, step):
     return -(-value // step) * step
 
 
+def catalogue():
+    """GPU key -> bytes of the card, of the driver's reserve, of a context, and the step in which a pool grows."""
+    with open(ROOT / "data/gpus.json", encoding="utf-8") as f:
+        data = json.load(f)
+    wanted = {"total_mib": "total_bytes", "reserve_mib": "reserve_bytes", "context_mib": "context_bytes", "pool_chunk_mib": "pool_chunk_bytes"}
+    return {gpu["key"]: {name: {**data["defaults"], **gpu}[field] * MIB for field, name in wanted.items()} for gpu in data["gpus"]}
+
+
 class Base(unittest.TestCase):
     spec = "2xA10"
     model = "A10"
@@ -201,8 +209,7 @@ def main():
     if found.returncode != 0:
         print("skipped: PyPI cannot be reached" if found.returncode == 77 else "hack/python-clients failed", flush=True)
         sys.exit(found.returncode)
-    with open(ROOT / "data/gpus.json", encoding="utf-8") as f:
-        SETUP.update(prefix=args.prefix, python=found.stdout.strip(), catalogue=json.load(f))
+    SETUP.update(prefix=args.prefix, python=found.stdout.strip(), catalogue=catalogue())
     unittest.main(argv=[sys.argv[0], "-v", *args.cases])
 
 
