@@ -35,8 +35,8 @@ struct Options {
   std::_Exit(3);
 }
 
-// Asks for a budget for this very process, as `vram run` does.
-void ask(const Options& o) {
+// Asks for a budget for this very process, as `vram run` does. Returns the index of its GPU.
+int ask(const Options& o) {
   auto client = kvram::node::Client::connect(o.run_dir);
   if (!client) die(client.error().message);
   boost::json::object request{
@@ -53,7 +53,7 @@ void ask(const Options& o) {
     boost::json::object started{
         {"op", "started"}, {"budget", reply.at("budget")}, {"mode", "path"}, {"why", "benchmark"}};
     if (auto ok = client->request(boost::json::serialize(started)); !ok) die(ok.error().message);
-    return;
+    return static_cast<int>(reply.at("gpus").at(0).at("index").as_int64());
   }
 }
 
@@ -64,16 +64,15 @@ Function* symbol(void* library, const char* name) {
   return reinterpret_cast<Function*>(found);
 }
 
-void use(const std::string& path) {
+void use(const std::string& path, int gpu) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) die(dlerror());
-  // The budget is on one of many GPUs and the guard shows that one alone: device 0.
   CUdevice device = 0;
   CUcontext context = nullptr;
   CUdeviceptr block = 0;
   const CUresult statuses[] = {
       symbol<CUresult(unsigned)>(library, "cuInit")(0),
-      symbol<CUresult(CUdevice*, int)>(library, "cuDeviceGet")(&device, 0),
+      symbol<CUresult(CUdevice*, int)>(library, "cuDeviceGet")(&device, gpu),
       symbol<CUresult(CUcontext*, CUdevice)>(library, "cuDevicePrimaryCtxRetain")(&context, device),
       symbol<CUresult(CUcontext)>(library, "cuCtxSetCurrent")(context),
       symbol<CUresult(CUdeviceptr*, size_t)>(library, "cuMemAlloc_v2")(&block, 1 << 20)};
@@ -84,8 +83,8 @@ void use(const std::string& path) {
 
 [[noreturn]] void child(const Options& o, int ready) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  ask(o);
-  if (!o.library.empty()) use(o.library);
+  const int gpu = ask(o);  // the null driver has the same GPUs in the same order
+  if (!o.library.empty()) use(o.library, gpu);
   if (write(ready, "+", 1) != 1) std::_Exit(3);
   char end = 0;
   while (read(STDIN_FILENO, &end, 1) > 0) {

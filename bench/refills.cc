@@ -5,6 +5,7 @@
 // Run it in a budget. Prints JSON: per repetition the refills served, those refused, the seconds, and round-trip times
 // of process 0.
 #include <fmt/core.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -86,6 +87,8 @@ class Link {
     return lease::unpack(__atomic_load_n(lease::word_at(table_, gpus_, slot_, 0), __ATOMIC_ACQUIRE)).available;
   }
 
+  uint64_t limit() const { return page_->gpu[0].limit_units; }
+
   bool refill(uint64_t need_units) {
     lease::Refill ask{};
     ask.header = header(lease::MessageType::kRefill, sizeof ask, ++seq_);
@@ -122,26 +125,32 @@ class Link {
       for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
         int fd = -1;
         std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-        map_if_table(fd);
+        map_file(fd);
         close(fd);
       }
     }
-    if (table_ == nullptr) die("no lease table came with the welcome");
+    if (table_ == nullptr || page_ == nullptr) die("no lease table or grant page came with the welcome");
   }
 
   // The lease table is told from the grant page by its size.
-  void map_if_table(int fd) {
+  void map_file(int fd) {
     struct stat file{};
     const size_t bytes = lease::table_bytes(gpus_);
-    if (fstat(fd, &file) != 0 || static_cast<size_t>(file.st_size) < bytes) return;
-    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (at == MAP_FAILED) die("cannot map the lease table");
-    table_ = static_cast<uint64_t*>(at);
+    const bool table = fstat(fd, &file) == 0 && static_cast<size_t>(file.st_size) >= bytes;
+    void* at = mmap(nullptr, table ? bytes : sizeof(lease::GrantPage), table ? PROT_READ | PROT_WRITE : PROT_READ,
+                    MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) die("cannot map what came with the welcome");
+    if (table) {
+      table_ = static_cast<uint64_t*>(at);
+    } else {
+      page_ = static_cast<const lease::GrantPage*>(at);
+    }
   }
 
   int fd_;
   uint64_t seq_ = 1;
   uint64_t* table_ = nullptr;
+  const lease::GrantPage* page_ = nullptr;
   uint32_t gpus_ = 0;
   uint32_t slot_ = 0;
 };
@@ -155,8 +164,14 @@ class Link {
       usleep(1000);
       continue;
     }
+    // Half of the budget at most, so that what is asked for can always be had from the others.
+    const uint64_t need = link.available() + o.step_units;
+    if (need > link.limit() / 2) {
+      sched_yield();
+      continue;
+    }
     const auto start = Clock::now();
-    const bool granted = link.refill(link.available() + o.step_units);
+    const bool granted = link.refill(need);
     const std::chrono::duration<float, std::micro> took = Clock::now() - start;
     (granted ? board->served : board->refused)[number].fetch_add(1, std::memory_order_relaxed);
     if (number == 0 && board->samples < kMaxSamples) board->micros[board->samples++] = took.count();

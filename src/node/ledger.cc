@@ -154,7 +154,9 @@ void Ledger::attach(Budget& budget, uint64_t* table, lease::GrantPage* page) {
   budget.table = table;
   budget.page = page;
   uint32_t gpus = budget.record->gpus;
-  for (uint32_t slot = 0; slot < lease::kMaxSlots; ++slot) {
+  // No further: a slot that was never used has a word of zero, and looking at it would make a page of it.
+  const size_t ever_used = std::max<size_t>(budget.slots.size(), __atomic_load_n(&page->slots_used, __ATOMIC_RELAXED));
+  for (uint32_t slot = 0; slot < std::min<size_t>(ever_used, lease::kMaxSlots); ++slot) {
     bool used = slot < budget.slots.size() && budget.slots[slot] >= 0;
     for (uint32_t g = 0; g < gpus; ++g) {
       if (used) {
