@@ -81,11 +81,12 @@ struct GrantPage {
   GpuPage gpu[kMaxGpus];
 };
 constexpr uint32_t kGrantMagic = 0x4b565247;
-static_assert(sizeof(GrantPage) <= 4096, "the grant page is one page");
 
 // Behind the page, in the same read-only mapping: the host pid of each slot's process (0: none), for the process lists
-// that the budget's members see. Whoever maps the file checks its size: without this part it is 4096 bytes.
-constexpr size_t kGrantPidsOffset = 4096;
+// that the budget's members see. Whoever maps the file checks its size: without this part it ends at the
+// offset. The first slots' pids share a page of memory with the limits: a budget with few processes takes one page.
+constexpr size_t kGrantPidsOffset = 2048;
+static_assert(sizeof(GrantPage) <= kGrantPidsOffset);
 constexpr size_t kGrantBytes = kGrantPidsOffset + sizeof(uint32_t) * kMaxSlots;
 inline uint32_t* slot_pids(const GrantPage* page) {
   return reinterpret_cast<uint32_t*>(reinterpret_cast<uintptr_t>(page) + kGrantPidsOffset);
