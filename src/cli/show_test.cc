@@ -115,11 +115,11 @@ GPU 0  NVIDIA A10  24Gi  resident 3Gi  free 11.5Gi
  # 512Mi reserve  % 2Gi foreign  A 2Gi/6Gi  B 4Gi  . 11.5Gi free
 
   BUDGET   PID  USER  GPU  ASKED  CHARGED  RESIDENT  PEAK  REFUSED  COMMAND
-A      7        ann   0      6Gi      2Gi       2Gi   3Gi        0  ./server ...
+A      7        ann   0      6Gi      2Gi       2Gi   3Gi        0  server --...
           4242        0             1.5Gi     1.5Gi                 server
           4243        0             512Mi     512Mi                 worker
 B      8        bob   0      4Gi      4Gi     4.1Gi   4Gi        3  OVER ITS ...
-waiting 1: eve asks for 16Gi (pid 99) ./big
+waiting 1: eve asks for 16Gi (pid 99) big
 )");
 }
 

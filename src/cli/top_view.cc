@@ -82,9 +82,16 @@ std::vector<std::string> split_lines(const std::string& text) {
   return lines;
 }
 
+// The command without the folder of its program: what tells two of them apart stands further right.
+std::string short_command(const std::string& command) {
+  size_t word = std::min(command.find(' '), command.size());
+  size_t slash = word == 0 ? std::string::npos : command.rfind('/', word - 1);
+  return slash == std::string::npos || slash + 1 == word ? command : command.substr(slash + 1);
+}
+
 std::vector<std::string> budget_cells(const BudgetView& b, bool narrow) {
   auto sum = [&](Bytes Share::* member) { return format_human(total(b.gpus, member)); };
-  std::string command = b.command.empty() ? "-" : b.command;
+  std::string command = b.command.empty() ? "-" : short_command(b.command);
   if (b.over) command = "OVER ITS BUDGET: " + command;
   if (narrow) return {fmt::format("{}", b.id), sum(&Share::limit), sum(&Share::charged), command};
   return {fmt::format("{}", b.id),
@@ -154,7 +161,7 @@ std::vector<std::string> top_screen(const Snapshot& s, const TopOptions& options
   add_budgets(s, options, &lines);
   for (const WaitingView& w : s.waiting) {
     lines.push_back(clip(fmt::format("waiting {}: {} asks for {} (pid {}) {}", w.position, w.user,
-                                     format_human(w.asked), w.pid, w.command),
+                                     format_human(w.asked), w.pid, short_command(w.command)),
                          options));
   }
   bool notice = !options.notice.empty() && options.rows != 1;

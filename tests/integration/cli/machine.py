@@ -58,6 +58,7 @@ class Machine:
 
     def start(self, *words, env=None, **more):
         """vram in the background, its streams as pipes; ended with the test."""
+        more.setdefault("preexec_fn", lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # ignored in a background job of a shell
         program = subprocess.Popen([self.vram, *words], env={**self.env, **(env or {})}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True, **more)
         self.started.append(program)
@@ -91,6 +92,7 @@ class Terminal:
     def __init__(self, command, env, rows=24, columns=80):
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execvpe(command[0], command, env)
         self.resize(rows, columns)
         self.seen = ""
@@ -101,9 +103,10 @@ class Terminal:
         import termios
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def read_until(self, text, patience=PATIENCE):
+    def read_until(self, text, patience=PATIENCE, more=False):
+        """Everything seen so far once it has the text; with `more`, after at least one more piece."""
         deadline = time.monotonic() + patience
-        while text not in self.seen:
+        while more or text not in self.seen:
             if not select.select([self.fd], [], [], max(0, deadline - time.monotonic()))[0]:
                 raise AssertionError(f"{text!r} never came, but:\n{self.seen}")
             try:
@@ -113,6 +116,7 @@ class Terminal:
             if not piece:
                 raise AssertionError(f"{text!r} never came; the terminal closed after:\n{self.seen}")
             self.seen += piece.decode(errors="replace")
+            more = False
         return self.seen
 
     def forget(self):
