@@ -25,7 +25,7 @@ CUdevice open_first(const char* library, CUcontext* context) {
 }
 
 // Takes all in small pieces, gives all back, and keeps its context (and its lease).
-int leave_lease(const Options& options, int number, const Steps& steps) {
+int leave_lease(const Options& options, int number, Steps& steps) {
   name_self(options.seed, number);
   CUcontext context = nullptr;
   open_first(options.library, &context);
@@ -38,7 +38,7 @@ int leave_lease(const Options& options, int number, const Steps& steps) {
   return 0;
 }
 
-int ask_rest(const Options& options, const Steps& steps) {
+int ask_rest(const Options& options, Steps& steps) {
   name_self(options.seed, 0);
   CUcontext context = nullptr;
   open_first(options.library, &context);
@@ -74,7 +74,7 @@ int run_exact_rest(const Options& options) {
       std::fprintf(stderr, "chaos: a process did not reach stage %d\n", stage);
       return 3;
     }
-    steps.release(n);
+    steps.release();
   }
   int worst = 0;
   for (pid_t pid : children) {

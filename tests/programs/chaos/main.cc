@@ -50,11 +50,11 @@ class Alone : public Stages {
 
 class InStep : public Stages {
  public:
-  explicit InStep(const Steps& steps) : steps_(steps) {}
+  explicit InStep(Steps& steps) : steps_(steps) {}
   void reach(int) override { steps_.reach(); }
 
  private:
-  const Steps& steps_;
+  Steps& steps_;
 };
 
 int lost(std::vector<pid_t>& children, pid_t who, int status) {
@@ -87,7 +87,7 @@ int run_team(const Options& options) {
       if (who > 0) return lost(children, who, status);
     }
     announce(options, stage);
-    steps.release(options.processes);
+    steps.release();
   }
   int worst = 0;
   for (pid_t pid : children) {
