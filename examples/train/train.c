@@ -26,7 +26,7 @@ static int step(size_t batch, size_t sample) {
 
 int main(int argc, char** argv) {
   size_t sample = argc == 3 ? (size_t)strtoull(argv[1], NULL, 10) << 20 : 0;
-  int steps = argc == 3 ? atoi(argv[2]) : 0;
+  long steps = argc == 3 ? strtol(argv[2], NULL, 10) : 0;
   if (sample == 0 || steps <= 0) {
     fprintf(stderr, "usage: train SAMPLE_MIB STEPS\n");
     return 2;
@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
   size_t batch = 1;
   size_t more = 1;
   int refused = 0;
-  for (int i = 0; i < steps; ++i) {
+  for (long i = 0; i < steps; ++i) {
     if (step(batch + more, sample)) {
       batch += more;
       more = refused ? (more + 1) / 2 : more * 2;
