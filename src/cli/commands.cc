@@ -59,7 +59,7 @@ CommandSpec ps_command() {
       "shown, "
       "unless you are root.",
       "-o wide adds the mode of the guard, --strict, refusals that a retry overcame, memory that no call announced, "
-      "and the age."};
+      "the age, and what slips past the guard in each budget's mode."};
   c.examples = {{"vram ps", "budgets and processes"}, {"vram ps -o json", "the same for programs, amounts in bytes"}};
   return c;
 }

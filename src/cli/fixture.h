@@ -23,7 +23,7 @@ constexpr std::string_view kList = R"({
      "processes": [{"pid": 4242, "name": "server", "gpus": [{"index": 0, "charged": 1610612736, "resident": 1610612736}]},
        {"pid": 4243, "name": "worker", "gpus": [{"index": 0, "charged": 536870912, "resident": 536870912}]}]},
     {"budget": 8, "user": "bob", "uid": 1001, "command": "", "created": 940, "strict": true,
-     "mode": "path", "guarantee": "cooperative", "why": "", "over": true, "refused": 3, "overcome": 2,
+     "mode": "path", "guarantee": "cooperative", "why": "no SYS_ADMIN", "over": true, "refused": 3, "overcome": 2,
      "gpus": [{"index": 0, "uuid": "GPU-0001", "limit": 4294967296, "charged": 4294967296, "granted": 4294967296,
        "hidden": 104857600, "resident": 4399824896, "peak": 4294967296}], "processes": []}],
   "waiting": [{"pid": 99, "user": "eve", "asked": 17179869184, "since": 970, "position": 1, "command": "./big"}]

@@ -1,8 +1,7 @@
 #include <fmt/format.h>
 
-#include <string_view>
-
 #include "cli/run.h"
+#include "cli/show.h"
 #include "cli/text.h"
 
 namespace kvram::cli {
@@ -16,11 +15,6 @@ Cover cover_of(const json::object& guard, const json::object& driver, std::strin
     if (path.is_string()) c.paths.emplace_back(path.get_string());
   }
   return c;
-}
-
-std::string_view slips_past(const std::string& mode) {
-  return mode == "namespace" ? "a driver of the program's own, static programs, a mount undone on purpose"
-                             : "the driver opened by absolute path, an rpath, setuid programs";
 }
 
 }  // namespace

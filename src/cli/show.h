@@ -1,6 +1,7 @@
 // What `vram ps`, `vram gpus` and `vram oom` print: pure functions from the daemon's reply to text.
 #pragma once
 #include <string>
+#include <string_view>
 
 #include "cli/snapshot.h"
 
@@ -16,6 +17,9 @@ std::string simulated_line(const Snapshot& s);
 
 // "0", "0,1" or "-".
 std::string gpu_list(const std::vector<Share>& shares);
+
+// What the guard does not meet in a mode ("namespace" or "path").
+std::string_view slips_past(std::string_view mode);
 
 std::string show_budgets(const Snapshot& s, const ShowOptions& options);
 std::string show_gpus(const Snapshot& s, const ShowOptions& options);

@@ -43,9 +43,18 @@ void add_budget_rows(const BudgetView& b, const ShowOptions& options, Table* tab
   }
 }
 
-std::string budget_notes(const Snapshot& s) {
+// How a budget is guarded, where that is not the usual way or the reader asked for all of it.
+std::string guard_note(const BudgetView& b, bool wide) {
+  bool usual = b.guarantee.empty() || b.guarantee == "cooperative";
+  if (b.mode.empty() || (usual && !wide)) return "";
+  return fmt::format("budget {}: mode {}{}; past the guard: {}\n", b.id, printable(b.mode),
+                     b.why.empty() ? "" : " (" + printable(b.why) + ")", slips_past(b.mode));
+}
+
+std::string budget_notes(const Snapshot& s, bool wide) {
   std::string out;
   for (const BudgetView& b : s.budgets) {
+    out += guard_note(b, wide);
     if (b.over) {
       out += fmt::format("budget {} holds more than it asked for: {} of {} resident{}\n", b.id,
                          format_human(total(b.gpus, &Share::resident)), format_human(total(b.gpus, &Share::limit)),
@@ -83,6 +92,11 @@ std::string foreign_processes(const GpuView& g) {
 
 }  // namespace
 
+std::string_view slips_past(std::string_view mode) {
+  return mode == "namespace" ? "a driver of the program's own, static programs, a mount undone on purpose"
+                             : "the driver opened by absolute path, an rpath, setuid programs";
+}
+
 std::string simulated_line(const Snapshot& s) {
   if (!s.simulated) return "";
   return s.driver_version.empty() ? "simulated GPUs\n"
@@ -118,7 +132,7 @@ std::string show_budgets(const Snapshot& s, const ShowOptions& options) {
     columns.push_back({"COMMAND"});
     Table table(std::move(columns));
     for (const BudgetView& b : s.budgets) add_budget_rows(b, options, &table);
-    out += table.text() + budget_notes(s);
+    out += table.text() + budget_notes(s, options.wide);
   }
   return out + waiting_table(s, options);
 }

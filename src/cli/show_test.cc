@@ -36,6 +36,9 @@ TEST(ShowBudgets, WideAddsColumns) {
   std::string text = show_budgets(snapshot(), kWide);
   EXPECT_NE(text.find("  GUARANTEE    MODE       STRICT  OVERCOME  HIDDEN  AGE  COMMAND\n"), std::string::npos) << text;
   EXPECT_NE(text.find("  cooperative  path       yes            2   100Mi   2m  -\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("budget 7: mode namespace; past the guard: a driver of the program's own, "), std::string::npos);
+  EXPECT_NE(text.find("budget 8: mode path (no SYS_ADMIN); past the guard: the driver opened by absolute path, "),
+            std::string::npos);
 }
 
 TEST(ShowBudgets, EmptyStateSaysWhatToDo) {
