@@ -79,6 +79,7 @@ class TheCommandItself(Base):
         shell.forget()
         shell.type("fg\n")
         shell.read_until("sleep 600")
+        wait_for("the command to have the terminal", lambda: os.tcgetpgrp(shell.fd) != shell.pid)
         shell.forget()
         shell.type("\x03")
         shell.read_until("prompt> ")
