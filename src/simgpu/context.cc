@@ -33,7 +33,8 @@ uint64_t next_context_id() {
 
 // Charges the context's own cost and lets the other parts add theirs.
 CUresult start_context(const std::shared_ptr<Context>& c) {
-  uint64_t cost = c->device->info->costs.context_bytes;
+  const Costs& costs = c->device->info->costs;
+  uint64_t cost = c->green ? costs.green_context_bytes : costs.context_bytes;
   if (CUresult r = charge(*c->device, cost); r != CUDA_SUCCESS) return r;
   c->charged = cost;
   set_default_limits(*c);
@@ -64,6 +65,18 @@ CUresult make_context(Device& device, unsigned flags, unsigned api_version, std:
   c->id = next_context_id();
   c->flags = flags;
   c->api_version = api_version;
+  if (CUresult r = start_context(c); r != CUDA_SUCCESS) return r;
+  Driver::get().contexts().add(c);
+  *out = std::move(c);
+  return CUDA_SUCCESS;
+}
+
+CUresult make_green_context(Device& device, std::shared_ptr<Context>* out) {
+  auto c = std::make_shared<Context>();
+  c->device = &device;
+  c->id = next_context_id();
+  c->green = true;
+  c->api_version = 3020;
   if (CUresult r = start_context(c); r != CUDA_SUCCESS) return r;
   Driver::get().contexts().add(c);
   *out = std::move(c);
@@ -144,7 +157,7 @@ CUresult destroy(CUcontext handle, const char* call) {
   return with_driver(
       [&] {
         auto c = find_context(handle);
-        if (!c || c->destroyed || c->primary) return CUDA_ERROR_INVALID_CONTEXT;
+        if (!c || c->destroyed || c->primary || c->green) return CUDA_ERROR_INVALID_CONTEXT;
         // A context that is current to the caller is popped; other threads find it destroyed.
         if (!t_stack.empty() && t_stack.back() == c) t_stack.pop_back();
         end_context(c);
