@@ -37,7 +37,7 @@ Facts look_up(CUdeviceptr address) {
 
 template <typename T>
 CUresult put(void* out, T value) {
-  std::memcpy(out, &value, sizeof value);
+  std::memcpy(out, &value, sizeof(T));
   return CUDA_SUCCESS;
 }
 

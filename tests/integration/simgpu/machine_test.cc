@@ -268,6 +268,53 @@ TEST_F(MachineTest, ExportedMemoryLivesInItsDescriptorAfterItsMakerIsKilled) {
   close(pair[1]);
 }
 
+TEST_F(MachineTest, MemoryOpenedByHandleIsChargedOnceAndOutlivesItsMaker) {
+  int to_taker[2];
+  int to_maker[2];
+  ASSERT_EQ(pipe(to_taker), 0);
+  ASSERT_EQ(pipe(to_maker), 0);
+  pid_t maker = in_child([&] {
+    Cuda cuda;
+    CUcontext context = nullptr;
+    CUdeviceptr p = 0;
+    CUipcMemHandle handle;
+    CUdeviceptr opened = 0;
+    if (cuda.cuInit(0) != CUDA_SUCCESS || cuda.cuCtxCreate_v2(&context, 0, 0) != CUDA_SUCCESS) return 1;
+    if (cuda.cuMemAlloc_v2(&p, 3 * kMiB) != CUDA_SUCCESS || cuda.cuMemcpyHtoD_v2(p, "shared", 7) != CUDA_SUCCESS)
+      return 2;
+    if (cuda.cuIpcGetMemHandle(&handle, p) != CUDA_SUCCESS) return 3;
+    if (cuda.cuIpcOpenMemHandle_v2(&opened, handle, 1) != CUDA_ERROR_INVALID_CONTEXT) return 4;  // its own
+    if (write(to_taker[1], &handle, sizeof handle) != sizeof handle) return 5;
+    char byte = 0;
+    return read(to_maker[0], &byte, 1) == 1 ? kill(getpid(), SIGKILL) : 6;
+  });
+  pid_t taker = in_child([&] {
+    Cuda cuda;
+    CUcontext context = nullptr;
+    CUdeviceptr p = 0;
+    CUdeviceptr again = 0;
+    CUipcMemHandle handle;
+    char text[8] = {};
+    if (read(to_taker[0], &handle, sizeof handle) != sizeof handle) return 1;
+    if (cuda.cuInit(0) != CUDA_SUCCESS || cuda.cuCtxCreate_v2(&context, 0, 0) != CUDA_SUCCESS) return 2;
+    if (cuda.cuIpcOpenMemHandle_v2(&p, handle, 1) != CUDA_SUCCESS) return 3;
+    if (cuda.cuIpcOpenMemHandle_v2(&again, handle, 1) != CUDA_SUCCESS || again != p) return 4;
+    if (machine_->used(0) != 2 * context_bytes() + 3 * kMiB) return 5;
+    if (write(to_maker[1], "x", 1) != 1) return 6;
+    for (int i = 0; i < 2000 && machine_->used(0) != context_bytes() + 3 * kMiB; ++i) usleep(1000);
+    if (machine_->used(0) != context_bytes() + 3 * kMiB) return 7;
+    if (machine_->processes(0).size() != 1 || machine_->processes(0)[0].bytes != context_bytes() + 3 * kMiB) return 8;
+    if (cuda.cuMemcpyDtoH_v2(text, p, 7) != CUDA_SUCCESS || std::strcmp(text, "shared") != 0) return 9;
+    if (cuda.cuIpcCloseMemHandle(p) != CUDA_SUCCESS || machine_->used(0) != context_bytes() + 3 * kMiB) return 10;
+    if (cuda.cuIpcCloseMemHandle(p) != CUDA_SUCCESS || machine_->used(0) != context_bytes()) return 11;
+    return cuda.cuIpcOpenMemHandle_v2(&p, handle, 1) == CUDA_SUCCESS ? 12 : 0;
+  });
+  EXPECT_EQ(exit_of(taker), 0);
+  EXPECT_EQ(exit_of(maker), 128 + SIGKILL);
+  EXPECT_EQ(machine_->used(0), 0U);
+  for (int fd : {to_taker[0], to_taker[1], to_maker[0], to_maker[1]}) close(fd);
+}
+
 TEST_F(MachineTest, AForkedChildOfAnInitialisedProcessIsToldSoAndANewProgramStartsAfresh) {
   pid_t parent = in_child([&] {
     Cuda cuda;
