@@ -1,6 +1,4 @@
 // What a pointer is: attributes of an address, and advice on managed memory, which stays where it is.
-#include <cstring>
-
 #include "simgpu/pool.h"
 #include "simgpu/vmm.h"
 
@@ -37,7 +35,7 @@ Facts look_up(CUdeviceptr address) {
 
 template <typename T>
 CUresult put(void* out, T value) {
-  std::memcpy(out, &value, sizeof(T));
+  *static_cast<T*>(out) = value;
   return CUDA_SUCCESS;
 }
 

@@ -134,7 +134,8 @@ CUresult unmap(CUdeviceptr address, size_t size) {
   std::lock_guard lock(table().mutex);
   auto parts = exact_locked(address, size);
   if (parts.empty()) return CUDA_ERROR_INVALID_VALUE;
-  mmap(at(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  void* empty = mmap(at(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  if (empty == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   for (auto it : parts) {
     gone.push_back(std::move(it->second));
     table().mapped.erase(it);
