@@ -10,7 +10,7 @@
 
 namespace chaos {
 
-Bazaar::Bazaar(int processes) {
+Bazaar::Bazaar(int processes, bool open) : open_(open) {
   for (int i = 0; i < processes; ++i) {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0) {

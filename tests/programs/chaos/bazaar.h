@@ -16,7 +16,9 @@ struct Offer {
 
 class Bazaar {
  public:
-  explicit Bazaar(int processes);
+  // `open`: processes do offer each other memory.
+  explicit Bazaar(int processes, bool open = true);
+  bool open() const { return open_; }
   // Which of the processes this one is; call it in the child.
   void settle(int self) { self_ = self; }
   int processes() const { return static_cast<int>(inboxes_.size()); }
@@ -36,6 +38,7 @@ class Bazaar {
   bool receive_for(int process, Offer* offer, int* fd) const;
   std::vector<Inbox> inboxes_;
   int self_ = 0;
+  bool open_;
 };
 
 }  // namespace chaos

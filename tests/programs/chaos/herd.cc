@@ -43,7 +43,8 @@ struct Member {
 
 class Herd {
  public:
-  explicit Herd(const Options& options) : options_(options), rng_(options.seed), bazaar_(options.herd) {}
+  explicit Herd(const Options& options)
+      : options_(options), rng_(options.seed), bazaar_(options.herd, options.sharing != 0) {}
   int run();
 
  private:

@@ -68,7 +68,7 @@ int lost(std::vector<pid_t>& children, pid_t who, int status) {
 }
 
 int run_team(const Options& options) {
-  Bazaar bazaar(options.processes);
+  Bazaar bazaar(options.processes, options.sharing != 0);
   Steps steps;
   std::vector<pid_t> children;
   for (int i = 0; i < options.processes; ++i) {
@@ -115,10 +115,10 @@ bool parse_one(const char* arg, Options* o) {
     const char* name;
     int Options::* field;
   };
-  constexpr Flag kFlags[] = {{"--ops", &Options::ops},         {"--processes", &Options::processes},
-                             {"--threads", &Options::threads}, {"--gpus", &Options::gpus},
-                             {"--herd", &Options::herd},       {"--steady", &Options::steady},
-                             {"--kills", &Options::kills},     {"--life-ms", &Options::life_ms}};
+  constexpr Flag kFlags[] = {
+      {"--ops", &Options::ops},     {"--processes", &Options::processes}, {"--threads", &Options::threads},
+      {"--gpus", &Options::gpus},   {"--herd", &Options::herd},           {"--steady", &Options::steady},
+      {"--kills", &Options::kills}, {"--life-ms", &Options::life_ms},     {"--sharing", &Options::sharing}};
   for (const Flag& f : kFlags) {
     if (number(a, f.name, &n)) return o->*f.field = static_cast<int>(n), true;
   }

@@ -14,6 +14,7 @@ struct Options {
   int steady = 1;     // of the herd: never killed, must end well
   int kills = 0;      // then the herd ends
   int life_ms = 300;  // longest life of one of the herd
+  int sharing = 1;    // 0: processes do not offer each other memory
   const char* mode = "run";
   const char* library = "libcuda.so.1";
 };

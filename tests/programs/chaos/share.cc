@@ -92,7 +92,7 @@ void Worker::pass_on() {
 }
 
 void Worker::offer() {
-  if (bazaar_->processes() < 2) return;
+  if (bazaar_->processes() < 2 || !bazaar_->open()) return;
   const auto others = static_cast<uint64_t>(bazaar_->processes() - 1);
   const int to = static_cast<int>((static_cast<uint64_t>(bazaar_->self()) + 1 + rng_.below(others)) % (others + 1));
   Offer offer{};
