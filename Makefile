@@ -56,6 +56,11 @@ bench: setup ## the benchmarks, with and without the guard
 stress: build ## kill -9 of clients and of the daemon at random points (KILLS=10000 DAEMON_KILLS=1000)
 	@tests/stress/run --prefix $(BUILD) --kills $(or $(KILLS),10000) --daemon-kills $(or $(DAEMON_KILLS),1000)
 
+.PHONY: guard-portable
+guard-portable: setup ## the guard for glibc 2.28, x86_64 and aarch64, and a check of what it needs
+	@$(call configure,$(PRESET))
+	@cmake --build $(BUILD) --target guard_portable
+
 .PHONY: lint
 lint: build format-check ## clang-format, clang-tidy (cached), shellcheck
 	@python3 hack/lint.py --build $(BUILD) --jobs $(JOBS)
