@@ -1,5 +1,7 @@
 #include "guard/pools.h"
 
+#include <time.h>
+
 #include "guard/state.h"
 
 namespace kvram::guard {
@@ -121,6 +123,15 @@ void Pools::block_freed(State& s, Pool& pool) {
   uint64_t used = 0;
   if (read(pool, &reserved, &used) && lease::to_units(reserved) < pool.units) true_up(s, pool);
   mark_dirty();
+}
+
+void Pools::await_frees(const Pool& pool) {
+  uint64_t reserved = 0;
+  uint64_t used = 0;
+  for (int tries = 0; tries < 20000 && read(pool, &reserved, &used) && used != 0; ++tries) {
+    const timespec pause{0, 50000};
+    nanosleep(&pause, nullptr);
+  }
 }
 
 void Pools::drop(State& s, Pool& pool) {

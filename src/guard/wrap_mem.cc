@@ -42,8 +42,8 @@ uint64_t array3d_bytes(const Descriptor* d) {
 }
 
 // Memory from a pool may be freed like any other, and the other way round as far as the driver allows it.
-template <typename Call>
-CUresult free_block(CUdeviceptr pointer, Call call) {
+template <typename Call, typename Freed>
+CUresult free_block(CUdeviceptr pointer, Call call, Freed wait_until_freed) {
   State& s = state();
   Entry entry;
   const Kind kinds[] = {Kind::kLinear, Kind::kAsync};
@@ -51,6 +51,7 @@ CUresult free_block(CUdeviceptr pointer, Call call) {
     if (!s.table.take(kind, pointer, &entry)) continue;
     const CUresult r = call();
     if (KV_LIKELY(r == CUDA_SUCCESS)) {
+      wait_until_freed(s, entry);
       settle(s, entry);
     } else {
       s.table.put(entry);
@@ -60,6 +61,23 @@ CUresult free_block(CUdeviceptr pointer, Call call) {
   const CUresult r = call();
   if (r == CUDA_SUCCESS) s.pools.mark_dirty();  // perhaps graph memory
   return r;
+}
+template <typename Call>
+CUresult free_block(CUdeviceptr pointer, Call call) {
+  return free_block(pointer, call, [](State&, const Entry&) {});
+}
+
+// The driver frees when the stream gets there. A pool's charge follows what the pool has reserved; a charge of the
+// block's own (cuMemAlloc memory, the last block of a destroyed pool) must wait for it, or another process gets bytes
+// that are still in use.
+template <bool PerThread>
+CUresult free_in_stream(CUdeviceptr pointer, CUstream stream) {
+  const auto call = [=] { return REAL_T(PerThread, cuMemFreeAsync)(pointer, stream); };
+  return free_block(pointer, call, [=](State& s, const Entry& entry) {
+    const Pool* pool = entry.kind == Kind::kAsync ? s.pools.of_key(entry.owner) : nullptr;
+    if (pool != nullptr && pool->destroyed == 0) return;
+    REAL_T(PerThread, cuStreamSynchronize)(stream);
+  });
 }
 
 }  // namespace
@@ -94,10 +112,10 @@ KV_EXPORT CUresult CUDAAPI cuMemFree(CUdeviceptr_v1 dptr) {
   return free_block(dptr, [=] { return REAL(cuMemFree)(dptr); });
 }
 KV_EXPORT CUresult CUDAAPI cuMemFreeAsync(CUdeviceptr dptr, CUstream stream) {
-  return free_block(dptr, [=] { return REAL(cuMemFreeAsync)(dptr, stream); });
+  return free_in_stream<false>(dptr, stream);
 }
 KV_EXPORT CUresult CUDAAPI cuMemFreeAsync_ptsz(CUdeviceptr dptr, CUstream stream) {
-  return free_block(dptr, [=] { return REAL(cuMemFreeAsync_ptsz)(dptr, stream); });
+  return free_in_stream<true>(dptr, stream);
 }
 
 KV_EXPORT CUresult CUDAAPI cuArrayCreate_v2(CUarray* out, const CUDA_ARRAY_DESCRIPTOR* d) {

@@ -181,6 +181,7 @@ KV_EXPORT CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle) {
     return r;
   }
   const Guarded hold(pool->lock);
+  if (pool->live == 0) s.pools.await_frees(*pool);
   pool->destroyed = 1;
   const CUresult r = REAL(cuMemPoolDestroy)(handle);
   if (r != CUDA_SUCCESS) {
