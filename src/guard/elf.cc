@@ -73,6 +73,29 @@ bool contains(const uint64_t* known, size_t count, uint64_t hash) {
 }  // namespace
 
 // The daemon may have replaced the stub's path by any other, so the entry is the one that is no plain name.
+namespace {
+
+// $ORIGIN is expanded here and not by dlopen, which takes it from its caller: in a program built with a sanitizer that
+// is the sanitizer's wrapper.
+void* dlopen_as_loaded(const link_map* self, const char* name) {
+  constexpr char kOrigin[] = "$ORIGIN/";
+  constexpr size_t kOriginLength = sizeof kOrigin - 1;
+  const char* slash = strrchr(self->l_name, '/');
+  char path[4096];
+  if (strncmp(name, kOrigin, kOriginLength) == 0 && self->l_name[0] == '/' && slash != nullptr) {
+    const size_t folder = static_cast<size_t>(slash - self->l_name) + 1;
+    const size_t rest = strlen(name + kOriginLength) + 1;
+    if (folder + rest <= sizeof path) {
+      memcpy(path, self->l_name, folder);
+      memcpy(path + folder, name + kOriginLength, rest);
+      if (void* found = dlopen(path, RTLD_NOLOAD | RTLD_LAZY)) return found;
+    }
+  }
+  return dlopen(name, RTLD_NOLOAD | RTLD_LAZY);
+}
+
+}  // namespace
+
 void* open_real(const void* inside, const char* stub_name) {
   Dl_info info{};
   void* extra = nullptr;
@@ -83,7 +106,7 @@ void* open_real(const void* inside, const char* stub_name) {
     if (d->d_tag != DT_NEEDED) continue;
     const char* name = t.strings + d->d_un.d_val;
     if (strchr(name, '/') == nullptr && strcmp(name, stub_name) != 0) continue;
-    return dlopen(name, RTLD_NOLOAD | RTLD_LAZY);
+    return dlopen_as_loaded(self, name);
   }
   return nullptr;
 }
