@@ -7,6 +7,7 @@ Fails on a function without a class, a class for a function that does not exist,
   cuda_names.h, nvml_names.h   the wrapped and the resolved functions, as enumerators and X-macros
   cuda.map, nvml.map           version scripts: what the libraries export
   cuda_known.inc               hashes of all known names, sorted
+  cuda_rows.inc                {name, class, wrapped} of every function, for tests
   table.json                   the whole classification, for tests and docs
 """
 import argparse
@@ -134,6 +135,7 @@ def main():
         write(f"{args.out}/{space}.map", "{ global:\n" + "".join(f"  {n};\n" for n in exported) + "  local: *;\n};")
     hashes = sorted(fnv(n) for n in names)
     write(f"{args.out}/cuda_known.inc", "\n".join(f"0x{h:016x}ULL," for h in hashes))
+    write(f"{args.out}/cuda_rows.inc", "\n".join(f'{{"{n}", "{table[TWIN.sub("", n)][0]}", {int(n in with_twins)}}},' for n in names))
     rows = [{"name": n, "class": table[TWIN.sub("", n)][0], "how": table[TWIN.sub("", n)][1], "note": table[TWIN.sub("", n)][2],
              "variant_of": TWIN.sub("", n) if TWIN.search(n) else None} for n in names]
     write(f"{args.out}/table.json", json.dumps(rows, indent=0))

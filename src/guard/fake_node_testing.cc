@@ -248,6 +248,12 @@ void FakeNode::reply_refill(int fd, uint64_t seq, lease::RefillStatus status, ui
   send_with(fd, &r, sizeof r, {});
 }
 
+void FakeNode::set_limit(uint64_t bytes) {
+  const std::lock_guard hold(mutex_);
+  recall(UINT32_MAX, UINT64_MAX);
+  page_->gpu[0].limit_units = lease::to_units(bytes);
+}
+
 uint64_t FakeNode::charged_of(uint32_t slot) {
   const std::lock_guard hold(mutex_);
   const uint64_t available =

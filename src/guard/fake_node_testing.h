@@ -27,6 +27,8 @@ class FakeNode {
   void start();
 
   uint64_t charged();  // bytes, over all slots
+  // Sets the limit (bytes) and takes back all that was granted and not spent, as the daemon does before it refuses.
+  void set_limit(uint64_t bytes);
   uint64_t charged_of(uint32_t slot);
   uint32_t slots();
   void refuse_all(bool refuse) { options_.refuse_all = refuse; }

@@ -31,20 +31,31 @@ bool device_of_stream(bool per_thread, State& s, CUstream stream, CUdevice* devi
   return found;
 }
 
+// The device whose default or current pool this is; drivers before 13 do not tell a pool's location.
+bool device_of_pool(CUmemoryPool handle, CUdevice* device) {
+  int count = 0;
+  if (REAL(cuDeviceGetCount)(&count) != CUDA_SUCCESS) return false;
+  for (*device = 0; *device < count; ++*device) {
+    CUmemoryPool pool = nullptr;
+    if (REAL(cuDeviceGetDefaultMemPool)(&pool, *device) == CUDA_SUCCESS && pool == handle) return true;
+    if (REAL(cuDeviceGetMemPool)(&pool, *device) == CUDA_SUCCESS && pool == handle) return true;
+  }
+  return false;
+}
+
 // A pool we did not see made: on the GPU of its location, or free of charge where that is the host.
 Pool* known_pool(State& s, CUmemoryPool handle) {
   if (Pool* p = s.pools.find(PoolKind::kAsync, bits(handle))) return p;
   if (Pool* p = s.pools.find(PoolKind::kFree, bits(handle))) return p;
-  int type = CU_MEM_LOCATION_TYPE_DEVICE;
+  int type = CU_MEM_LOCATION_TYPE_NONE;
   int id = 0;
-  Where at;
-  if (REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type) == CUDA_SUCCESS &&
-      REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &id) == CUDA_SUCCESS) {
-    if (type != CU_MEM_LOCATION_TYPE_DEVICE && type != CU_MEM_LOCATION_TYPE_NONE) {
-      return s.pools.get(PoolKind::kFree, bits(handle), kNoGpu);
-    }
-    if (type == CU_MEM_LOCATION_TYPE_DEVICE) return s.pools.get(PoolKind::kAsync, bits(handle), gpu_of_device(s, id));
+  if (REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type) != CUDA_SUCCESS ||
+      REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &id) != CUDA_SUCCESS) {
+    type = device_of_pool(handle, &id) ? CU_MEM_LOCATION_TYPE_DEVICE : CU_MEM_LOCATION_TYPE_NONE;
   }
+  if (type == CU_MEM_LOCATION_TYPE_DEVICE) return s.pools.get(PoolKind::kAsync, bits(handle), gpu_of_device(s, id));
+  if (type != CU_MEM_LOCATION_TYPE_NONE) return s.pools.get(PoolKind::kFree, bits(handle), kNoGpu);
+  Where at;
   return here(s, &at) ? s.pools.get(PoolKind::kAsync, bits(handle), at.gpu) : nullptr;
 }
 
