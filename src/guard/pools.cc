@@ -125,6 +125,12 @@ void Pools::block_freed(State& s, Pool& pool) {
   mark_dirty();
 }
 
+bool Pools::unused(const Pool& pool) {
+  uint64_t reserved = 0;
+  uint64_t used = 0;
+  return read(pool, &reserved, &used) && used == 0;
+}
+
 void Pools::await_frees(const Pool& pool) {
   uint64_t reserved = 0;
   uint64_t used = 0;

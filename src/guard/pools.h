@@ -45,6 +45,8 @@ class Pools {
     if (KV_UNLIKELY(__atomic_load_n(&dirty_, __ATOMIC_RELAXED) != 0)) settle_dirty(s);
   }
   void block_freed(State& s, Pool& pool);
+  // Nothing of the pool is in use; the caller holds pool.lock.
+  bool unused(const Pool& pool);
   // Waits, at most a second, until frees that are still in streams have reached the pool; the caller holds pool.lock.
   void await_frees(const Pool& pool);
   void drop(State& s, Pool& pool);  // the driver destroyed it and no block lives; the caller holds pool.lock

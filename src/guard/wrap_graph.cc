@@ -84,8 +84,10 @@ bool reserve(State& s, GraphMemory& memory, int gpu, Pool** held) {
   if (pool == nullptr) return false;
   pool->lock.lock();
   *held = pool;
+  // A graph that frees what it takes finds its memory of the last launch again, unless the pool was trimmed or other
+  // graphs have some of it now.
   const uint64_t now = s.pools.trims(gpu) + 1;
-  if (memory.reuses != 0 && memory.trims[gpu] == now) return true;
+  if (memory.reuses != 0 && memory.trims[gpu] == now && s.pools.unused(*pool)) return true;
   return s.pools.charge_growth(s, *pool, memory.bytes[gpu], "cuGraphLaunch", memory.bytes[gpu]);
 }
 
