@@ -31,7 +31,10 @@ class FakeNode {
   void set_limit(uint64_t bytes);
   uint64_t charged_of(uint32_t slot);
   uint32_t slots();
-  void refuse_all(bool refuse) { options_.refuse_all = refuse; }
+  void refuse_all(bool refuse) {
+    std::lock_guard hold(mutex_);
+    options_.refuse_all = refuse;
+  }
   // Bytes of the pages themselves, for a test that changes them.
   lease::GrantPage* page() { return page_; }
 
