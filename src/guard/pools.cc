@@ -52,10 +52,10 @@ bool Pools::read(const Pool& pool, uint64_t* reserved, uint64_t* used) {
   return ok;
 }
 
-bool Pools::charge_growth(State& s, Pool& pool, uint64_t bytes, const char* call, uint64_t asked) {
+// What the pool may have reserved after an allocation: never less than what is charged for it now.
+uint64_t Pools::units_after(State& s, const Pool& pool, uint64_t bytes) {
   uint64_t reserved = 0;
   uint64_t used = 0;
-  if (pool.gpu < 0 || !s.client.attach()) return false;
   if (!read(pool, &reserved, &used)) reserved = used = lease::to_bytes(pool.units);
   const uint64_t wanted = lease::linear_cost(bytes);
   const uint64_t unused = reserved > used ? reserved - used : 0;
@@ -64,11 +64,29 @@ bool Pools::charge_growth(State& s, Pool& pool, uint64_t bytes, const char* call
     target = lease::add_saturating(target, lease::round_up(wanted - unused, s.client.cost(pool.gpu).pool_chunk_bytes));
   }
   const uint64_t units = lease::to_units(target);
-  if (units <= pool.units) return true;
-  const uint64_t more = units - pool.units;
-  if (!charge(s, pool.gpu, more, call, asked)) return false;
+  return units > pool.units ? units : pool.units;
+}
+
+bool Pools::charge_growth(State& s, Pool& pool, uint64_t bytes, const char* call, uint64_t asked) {
+  if (pool.gpu < 0 || !s.client.attach()) return false;
+  const uint64_t units = units_after(s, pool, bytes);
+  if (units != pool.units && !charge(s, pool.gpu, units - pool.units, call, asked)) return false;
   pool.units = units;
   return true;
+}
+
+bool Pools::charge_growth_locally(State& s, Pool& pool, uint64_t bytes) {
+  if (pool.gpu < 0 || !s.client.attach()) return false;
+  const uint64_t units = units_after(s, pool, bytes);
+  if (units != pool.units && !s.client.spend(pool.gpu, units - pool.units)) return false;
+  pool.units = units;
+  return true;
+}
+
+bool Pools::busy(const Pool& pool) {
+  uint64_t reserved = 0;
+  uint64_t used = 0;
+  return read(pool, &reserved, &used) && used != 0;
 }
 
 bool Pools::true_up(State& s, Pool& pool) {
@@ -95,7 +113,11 @@ bool Pools::shrink(State& s, int gpu) {
   const uint32_t n = __atomic_load_n(&count_, __ATOMIC_ACQUIRE);
   for (uint32_t i = 0; i < n; ++i) {
     Pool& pool = pool_[i];
-    if (pool.units == 0 || (gpu != kNoGpu && pool.gpu != gpu) || !pool.lock.try_lock()) continue;
+    if (pool.units == 0 || (gpu != kNoGpu && pool.gpu != gpu)) continue;
+    if (!pool.lock.try_lock()) {
+      mark_dirty();  // looked at again at the next synchronisation
+      continue;
+    }
     uint64_t reserved = 0;
     uint64_t used = 0;
     if (read(pool, &reserved, &used) && lease::to_units(reserved) < pool.units) {
@@ -123,12 +145,6 @@ void Pools::block_freed(State& s, Pool& pool) {
   uint64_t used = 0;
   if (read(pool, &reserved, &used) && lease::to_units(reserved) < pool.units) true_up(s, pool);
   mark_dirty();
-}
-
-bool Pools::unused(const Pool& pool) {
-  uint64_t reserved = 0;
-  uint64_t used = 0;
-  return read(pool, &reserved, &used) && used == 0;
 }
 
 void Pools::await_frees(const Pool& pool) {

@@ -34,6 +34,10 @@ class Pools {
   Pool* find(PoolKind kind, uint64_t handle);
   // Charges what the pool can grow by an allocation of `bytes`. The caller holds pool.lock. False: refused.
   bool charge_growth(State& s, Pool& pool, uint64_t bytes, const char* call, uint64_t asked);
+  // The same without asking the daemon, and without a post-mortem.
+  bool charge_growth_locally(State& s, Pool& pool, uint64_t bytes);
+  // Is memory of the pool in use, perhaps by work that is not done?
+  static bool busy(const Pool& pool);
   // Makes the charge what the pool has reserved. The caller holds pool.lock. False: the pool holds more than could be
   // charged.
   bool true_up(State& s, Pool& pool);
@@ -45,24 +49,20 @@ class Pools {
     if (KV_UNLIKELY(__atomic_load_n(&dirty_, __ATOMIC_RELAXED) != 0)) settle_dirty(s);
   }
   void block_freed(State& s, Pool& pool);
-  // Nothing of the pool is in use; the caller holds pool.lock.
-  bool unused(const Pool& pool);
   // Waits, at most a second, until frees that are still in streams have reached the pool; the caller holds pool.lock.
   void await_frees(const Pool& pool);
   void drop(State& s, Pool& pool);  // the driver destroyed it and no block lives; the caller holds pool.lock
-  uint64_t trims(int gpu) const { return __atomic_load_n(&trims_[gpu], __ATOMIC_RELAXED); }
-  void trimmed(int gpu) { __atomic_fetch_add(&trims_[gpu], 1, __ATOMIC_RELAXED); }
   uint64_t key_of(const Pool& pool) const { return static_cast<uint64_t>(&pool - pool_) + 1; }
   Pool* of_key(uint64_t key) { return key == 0 || key > kMaxPools ? nullptr : &pool_[key - 1]; }
 
  private:
   static constexpr uint32_t kMaxPools = 256;
   void settle_dirty(State& s);
+  static uint64_t units_after(State& s, const Pool& pool, uint64_t bytes);
   static bool read(const Pool& pool, uint64_t* reserved, uint64_t* used);
   Lock lock_;  // adding
   uint32_t count_;
   uint32_t dirty_;
-  uint64_t trims_[16];  // per GPU: graph memory given back to the driver so far
   Pool pool_[kMaxPools];
 };
 

@@ -47,6 +47,12 @@ int gpu_of_device(State& s, CUdevice device) {
   return gpu >= 0 ? gpu : kNoGpu;
 }
 
+bool capturing(bool per_thread, CUstream stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return REAL_T(per_thread, cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS &&
+         status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
+}
+
 bool here(State& s, Where* where) {
   CUcontext context = nullptr;
   if (REAL(cuCtxGetCurrent)(&context) != CUDA_SUCCESS || context == nullptr ||
@@ -92,10 +98,38 @@ void give_back(State& s, const Memory& gone) {
   }
 }
 
-void purge(State& s, uint64_t context) {
+Detached::Detached(State& s, uint64_t context) : s_(s), entries_(nullptr), count_(0), capacity_(0) {
   Entry entry;
   uint32_t cursor = 0;
-  while (context != 0 && s.table.take_of_context(context, &cursor, &entry)) settle(s, entry);
+  while (context != 0 && s.table.take_of_context(context, &cursor, &entry)) {
+    if (add(entry)) continue;
+    s.table.put(entry);  // no memory: it stays charged until the process ends
+    return;
+  }
+}
+
+bool Detached::add(const Entry& entry) {
+  if (count_ == capacity_) {
+    const size_t capacity = capacity_ == 0 ? 64 : capacity_ * 2;
+    Entry* grown = static_cast<Entry*>(map_pages(capacity * sizeof(Entry)));
+    if (grown == nullptr) return false;
+    if (count_ != 0) __builtin_memcpy(static_cast<void*>(grown), entries_, count_ * sizeof(Entry));
+    unmap_pages(entries_, capacity_ * sizeof(Entry));
+    entries_ = grown;
+    capacity_ = capacity;
+  }
+  entries_[count_++] = entry;
+  return true;
+}
+
+void Detached::settle() {
+  for (size_t i = 0; i < count_; ++i) guard::settle(s_, entries_[i]);
+  count_ = 0;
+}
+
+Detached::~Detached() {
+  for (size_t i = 0; i < count_; ++i) s_.table.put(entries_[i]);
+  unmap_pages(entries_, capacity_ * sizeof(Entry));
 }
 
 }  // namespace kvram::guard

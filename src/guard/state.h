@@ -16,6 +16,7 @@ struct Primary {  // the primary context of one GPU: charged once, however often
   Lock lock;
   uint64_t units;
   uint64_t context;
+  uint64_t references;  // that we know of, green contexts included
 };
 
 struct State {
@@ -24,6 +25,7 @@ struct State {
   PtrTable table;
   Vmm vmm;
   Pools pools;
+  Lock limits;  // over reading, changing and remembering a context's limit
   Primary primary[lease::kMaxGpus];
   uint8_t gpu_of_device[kMaxDevices];      // budget index + 2; 1: not in the budget; 0: not looked up
   uint8_t device_of_gpu[lease::kMaxGpus];  // device + 1
@@ -49,6 +51,8 @@ struct Where {
   CUdevice device;
   uint64_t context;
 };
+// Is the stream recording a graph? Nothing happens to memory then.
+bool capturing(bool per_thread, CUstream stream);
 // False without a current context: the driver then says so itself.
 bool here(State& s, Where* where);
 
@@ -61,8 +65,23 @@ CUresult undo(State& s, int gpu, uint64_t units, CUresult why, const char* call,
 void settle(State& s, const Entry& entry);
 // The same for memory of cuMemCreate whose last reference went.
 void give_back(State& s, const Memory& gone);
-// The context is gone, and with it all that was made in it.
-void purge(State& s, uint64_t context);
+// All that was made in a context, taken out of the table before the driver destroys it: afterwards its addresses and
+// even its handle may be in use again by another thread.
+class Detached {
+ public:
+  Detached(State& s, uint64_t context);
+  ~Detached();  // back into the table, unless settled
+  Detached(const Detached&) = delete;
+  Detached& operator=(const Detached&) = delete;
+  void settle();  // the driver has freed it all
+
+ private:
+  bool add(const Entry& entry);
+  State& s_;
+  Entry* entries_;
+  size_t count_;
+  size_t capacity_;
+};
 
 template <typename T>
 uint64_t bits(T handle) {

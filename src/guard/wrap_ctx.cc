@@ -23,33 +23,37 @@ CUresult retain_primary(State& s, CUcontext* out, CUdevice device) {
   if (r != CUDA_SUCCESS) return undo(s, gpu, units, r, "cuDevicePrimaryCtxRetain", bytes);
   p.units += units;
   p.context = bits(*out);
+  ++p.references;
   return r;
 }
 
-// After a release or reset: when the driver has no primary context any more, its charge and all in it go.
-void settle_primary(State& s, CUdevice device, bool emptied) {
-  const int gpu = gpu_of_device(s, device);
-  if (gpu == kNoGpu) return;
+// After a release or reset: when the driver has no primary context any more, its charge goes too.
+void settle_primary(State& s, int gpu, CUdevice device) {
   Primary& p = s.primary[gpu];
   unsigned flags = 0;
   int active = 1;
-  if (REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS) active = 1;
-  if (!emptied && active != 0) return;
-  purge(s, p.context);
-  s.pools.shrink(s, gpu);
-  if (active != 0) return;
+  if (REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) != CUDA_SUCCESS || active != 0) return;
   s.client.give_back(gpu, p.units);
   p.units = 0;
+  p.references = 0;
 }
 
+// One reference less, or (reset) all that was made in the context. With the last reference goes all of it as well.
 template <typename Call>
 CUresult leave_primary(CUdevice device, bool reset, Call call) {
   State& s = state();
   const int gpu = gpu_of_device(s, device);
   if (gpu == kNoGpu) return call();
-  const Guarded hold(s.primary[gpu].lock);
+  Primary& p = s.primary[gpu];
+  const Guarded hold(p.lock);
+  const bool last = p.references <= 1;
+  Detached inside(s, reset || last ? p.context : 0);
   const CUresult r = call();
-  if (r == CUDA_SUCCESS) settle_primary(s, device, reset);
+  if (r != CUDA_SUCCESS) return r;
+  if (!reset && p.references != 0) --p.references;
+  settle_primary(s, gpu, device);
+  if (reset || p.units == 0) inside.settle();
+  s.pools.shrink(s, gpu);
   return r;
 }
 
@@ -68,12 +72,16 @@ template <typename Call>
 CUresult destroy_context(CUcontext context, Call call) {
   State& s = state();
   Entry entry;
-  const bool known = s.table.take(Kind::kContext, bits(context), &entry);
+  if (!s.table.take(Kind::kContext, bits(context), &entry)) return call();
+  Detached inside(s, bits(context));
   const CUresult r = call();
-  if (known && r != CUDA_SUCCESS) s.table.put(entry);
-  if (!known || r != CUDA_SUCCESS) return r;
-  purge(s, bits(context));
+  if (r != CUDA_SUCCESS) {
+    s.table.put(entry);
+    return r;
+  }
+  inside.settle();
   settle(s, entry);
+  s.pools.shrink(s, static_cast<int>(entry.gpu));
   return r;
 }
 
@@ -185,7 +193,11 @@ KV_EXPORT CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx* context, CUdevResourceDe
   const Entry entry{
       0, Kind::kGreen, static_cast<uint32_t>(gpu), lease::to_units(bytes), 0, static_cast<uint64_t>(device), 0};
   r = account(s, "cuGreenCtxCreate", entry, bytes, call, [=] { return *context; });
-  leave_primary(device, false, [=] { return REAL(cuDevicePrimaryCtxRelease_v2)(device); });
+  if (r != CUDA_SUCCESS) {
+    leave_primary(device, false, [=] { return REAL(cuDevicePrimaryCtxRelease_v2)(device); });
+    return r;
+  }
+  REAL(cuDevicePrimaryCtxRelease_v2)(device);  // the green context has its own; what we counted now stands for that
   return r;
 }
 KV_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx context) {
@@ -194,13 +206,14 @@ KV_EXPORT CUresult CUDAAPI cuGreenCtxDestroy(CUgreenCtx context) {
   CUcontext seen_as = nullptr;
   if (!s.table.take(Kind::kGreen, bits(context), &entry)) return REAL(cuGreenCtxDestroy)(context);
   if (REAL(cuCtxFromGreenCtx)(&seen_as, context) != CUDA_SUCCESS) seen_as = nullptr;
+  Detached inside(s, bits(seen_as));
   const CUresult r =
       leave_primary(static_cast<CUdevice>(entry.owner), false, [=] { return REAL(cuGreenCtxDestroy)(context); });
   if (r != CUDA_SUCCESS) {
     s.table.put(entry);
     return r;
   }
-  purge(s, bits(seen_as));
+  inside.settle();
   settle(s, entry);
   return r;
 }
@@ -296,6 +309,7 @@ KV_EXPORT CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value) {
   Where at;
   if (limit > CU_LIMIT_MALLOC_HEAP_SIZE || !here(s, &at)) return REAL(cuCtxSetLimit)(limit, value);
   if (at.gpu == kNoGpu) return CUDA_ERROR_OUT_OF_MEMORY;
+  const Guarded hold(s.limits);
   Entry entry = limit_entry(s, at, limit);
   const uint64_t cost = limit_units(at, limit, value);
   const uint64_t wanted = cost > entry.owner ? cost - entry.owner : 0;

@@ -12,8 +12,7 @@ constexpr size_t kMaxNodes = 1 << 20;
 // What the allocation nodes of an instance take. Kept in one page of its own; most instances have none.
 struct GraphMemory {
   uint64_t bytes[lease::kMaxGpus];
-  uint64_t trims[lease::kMaxGpus];  // trims of the GPU's graph memory at the last launch, plus one
-  uint32_t reuses;                  // a further launch takes no more: it frees what it allocates, or is told to
+  uint32_t frees_all;  // what it allocates it frees again
 };
 static_assert(sizeof(GraphMemory) <= 4096);
 
@@ -68,7 +67,7 @@ CUresult instantiate(const char* name, CUgraphExec* out, CUgraph graph, unsigned
   Walk w{s, nullptr, 0, 0};
   walk(w, graph, 0);
   if (w.sum != nullptr) {
-    w.sum->reuses = w.frees >= w.allocations || (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
+    w.sum->frees_all = w.frees >= w.allocations || (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
   }
   const uint64_t bytes = s.client.cost(at.gpu).graph_exec_bytes;
   const Entry entry{0, Kind::kExec, static_cast<uint32_t>(at.gpu), lease::to_units(bytes), at.context, bits(w.sum), 0};
@@ -77,22 +76,24 @@ CUresult instantiate(const char* name, CUgraphExec* out, CUgraph graph, unsigned
   return r;
 }
 
-// Charges graph memory on one GPU and holds its pool for the launch. False: refused.
-bool reserve(State& s, GraphMemory& memory, int gpu, Pool** held) {
+// Charges graph memory on one GPU and holds its pool for the launch. False: refused. A graph that frees what it
+// allocates may still be running in that stream, and takes no more once it is done: then we wait for it first.
+template <typename Wait>
+bool reserve(State& s, const GraphMemory& memory, int gpu, Pool** held, Wait wait) {
   const CUdevice device = static_cast<CUdevice>(s.device_of_gpu[gpu]) - 1;
   Pool* pool = device >= 0 ? s.pools.get(PoolKind::kGraph, static_cast<uint64_t>(device), gpu) : nullptr;
   if (pool == nullptr) return false;
   pool->lock.lock();
   *held = pool;
-  // A graph that frees what it takes finds its memory of the last launch again, unless the pool was trimmed or other
-  // graphs have some of it now.
-  const uint64_t now = s.pools.trims(gpu) + 1;
-  if (memory.reuses != 0 && memory.trims[gpu] == now && s.pools.unused(*pool)) return true;
+  if (memory.frees_all != 0 && s.pools.busy(*pool)) {
+    if (s.pools.charge_growth_locally(s, *pool, memory.bytes[gpu])) return true;
+    wait();
+  }
   return s.pools.charge_growth(s, *pool, memory.bytes[gpu], "cuGraphLaunch", memory.bytes[gpu]);
 }
 
-template <typename Call>
-CUresult launch(CUgraphExec exec, Call call) {
+template <typename Call, typename Wait>
+CUresult launch(CUgraphExec exec, Call call, Wait wait) {
   State& s = state();
   Entry entry;
   if (KV_LIKELY(!s.table.find(Kind::kExec, bits(exec), &entry) || entry.owner == 0)) return call();
@@ -100,16 +101,13 @@ CUresult launch(CUgraphExec exec, Call call) {
   Pool* held[lease::kMaxGpus] = {};
   CUresult r = CUDA_SUCCESS;
   for (unsigned g = 0; g < lease::kMaxGpus && r == CUDA_SUCCESS; ++g) {
-    if (memory.bytes[g] != 0 && !reserve(s, memory, static_cast<int>(g), &held[g])) r = CUDA_ERROR_OUT_OF_MEMORY;
+    if (memory.bytes[g] != 0 && !reserve(s, memory, static_cast<int>(g), &held[g], wait)) r = CUDA_ERROR_OUT_OF_MEMORY;
   }
   const bool called = r == CUDA_SUCCESS;
   if (called) r = call();
   for (unsigned g = 0; g < lease::kMaxGpus; ++g) {
     if (held[g] == nullptr) continue;
-    if (called && r == CUDA_SUCCESS) {
-      memory.trims[g] = s.pools.trims(static_cast<int>(g)) + 1;
-      s.client.succeeded(static_cast<int>(g), memory.bytes[g]);
-    }
+    if (called && r == CUDA_SUCCESS) s.client.succeeded(static_cast<int>(g), memory.bytes[g]);
     s.pools.true_up(s, *held[g]);
     held[g]->lock.unlock();
   }
@@ -147,16 +145,18 @@ KV_EXPORT CUresult CUDAAPI cuGraphExecDestroy(CUgraphExec exec) {
 }
 
 KV_EXPORT CUresult CUDAAPI cuGraphLaunch(CUgraphExec exec, CUstream stream) {
-  return launch(exec, [=] { return REAL(cuGraphLaunch)(exec, stream); });
+  return launch(exec, [=] { return REAL(cuGraphLaunch)(exec, stream); }, [=] { REAL(cuStreamSynchronize)(stream); });
 }
 KV_EXPORT CUresult CUDAAPI cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) {
-  return launch(exec, [=] { return REAL(cuGraphLaunch_ptsz)(exec, stream); });
+  return launch(
+      exec, [=] { return REAL(cuGraphLaunch_ptsz)(exec, stream); }, [=] { REAL(cuStreamSynchronize_ptsz)(stream); });
 }
 KV_EXPORT CUresult CUDAAPI cuGraphUpload(CUgraphExec exec, CUstream stream) {
-  return launch(exec, [=] { return REAL(cuGraphUpload)(exec, stream); });
+  return launch(exec, [=] { return REAL(cuGraphUpload)(exec, stream); }, [=] { REAL(cuStreamSynchronize)(stream); });
 }
 KV_EXPORT CUresult CUDAAPI cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) {
-  return launch(exec, [=] { return REAL(cuGraphUpload_ptsz)(exec, stream); });
+  return launch(
+      exec, [=] { return REAL(cuGraphUpload_ptsz)(exec, stream); }, [=] { REAL(cuStreamSynchronize_ptsz)(stream); });
 }
 
 KV_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice device) {
@@ -167,7 +167,6 @@ KV_EXPORT CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice device) {
   const Guarded hold(pool->lock);
   const CUresult r = REAL(cuDeviceGraphMemTrim)(device);
   if (r != CUDA_SUCCESS) return r;
-  s.pools.trimmed(gpu);
   s.pools.true_up(s, *pool);
   return r;
 }

@@ -73,6 +73,7 @@ CUresult free_block(CUdeviceptr pointer, Call call) {
 template <bool PerThread>
 CUresult free_in_stream(CUdeviceptr pointer, CUstream stream) {
   const auto call = [=] { return REAL_T(PerThread, cuMemFreeAsync)(pointer, stream); };
+  if (capturing(PerThread, stream)) return call();  // recorded, not done
   return free_block(pointer, call, [=](State& s, const Entry& entry) {
     const Pool* pool = entry.kind == Kind::kAsync ? s.pools.of_key(entry.owner) : nullptr;
     if (pool != nullptr && pool->destroyed == 0) return;

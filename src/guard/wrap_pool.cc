@@ -6,12 +6,6 @@ namespace lease = kvram::lease;
 
 namespace {
 
-bool capturing(bool per_thread, CUstream stream) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return REAL_T(per_thread, cuStreamIsCapturing)(stream, &status) == CUDA_SUCCESS &&
-         status == CU_STREAM_CAPTURE_STATUS_ACTIVE;
-}
-
 // The device of a stream: the current one for the default streams, else the one of the stream's context.
 bool device_of_stream(bool per_thread, State& s, CUstream stream, CUdevice* device) {
   Where at;
