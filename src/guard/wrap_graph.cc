@@ -58,24 +58,6 @@ void walk(Walk& w, CUgraph graph, int depth) {
   unmap_pages(nodes, count * sizeof(CUgraphNode));
 }
 
-template <typename Call>
-CUresult instantiate(const char* name, CUgraphExec* out, CUgraph graph, unsigned long long flags, Call call) {
-  State& s = state();
-  Where at;
-  if (out == nullptr || !here(s, &at)) return call();
-  if (at.gpu == kNoGpu) return CUDA_ERROR_OUT_OF_MEMORY;
-  Walk w{s, nullptr, 0, 0};
-  walk(w, graph, 0);
-  if (w.sum != nullptr) {
-    w.sum->frees_all = w.frees >= w.allocations || (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
-  }
-  const uint64_t bytes = s.client.cost(at.gpu).graph_exec_bytes;
-  const Entry entry{0, Kind::kExec, static_cast<uint32_t>(at.gpu), lease::to_units(bytes), at.context, bits(w.sum), 0};
-  const CUresult r = account(s, name, entry, bytes, call, [out] { return *out; });
-  if (r != CUDA_SUCCESS) unmap_pages(w.sum, 4096);
-  return r;
-}
-
 // Charges graph memory on one GPU and holds its pool for the launch. False: refused. A graph that frees what it
 // allocates may still be running in that stream, and takes no more once it is done: then we wait for it first.
 template <typename Wait>
@@ -92,12 +74,9 @@ bool reserve(State& s, const GraphMemory& memory, int gpu, Pool** held, Wait wai
   return s.pools.charge_growth(s, *pool, memory.bytes[gpu], "cuGraphLaunch", memory.bytes[gpu]);
 }
 
+// The call may take what the graph's nodes allocate.
 template <typename Call, typename Wait>
-CUresult launch(CUgraphExec exec, Call call, Wait wait) {
-  State& s = state();
-  Entry entry;
-  if (KV_LIKELY(!s.table.find(Kind::kExec, bits(exec), &entry) || entry.owner == 0)) return call();
-  GraphMemory& memory = *reinterpret_cast<GraphMemory*>(entry.owner);
+CUresult with_memory(State& s, const GraphMemory& memory, Call call, Wait wait) {
   Pool* held[lease::kMaxGpus] = {};
   CUresult r = CUDA_SUCCESS;
   for (unsigned g = 0; g < lease::kMaxGpus && r == CUDA_SUCCESS; ++g) {
@@ -112,6 +91,34 @@ CUresult launch(CUgraphExec exec, Call call, Wait wait) {
     held[g]->lock.unlock();
   }
   return r;
+}
+
+template <typename Call>
+CUresult instantiate(const char* name, CUgraphExec* out, CUgraph graph, unsigned long long flags, Call call) {
+  State& s = state();
+  Where at;
+  if (out == nullptr || !here(s, &at)) return call();
+  if (at.gpu == kNoGpu) return CUDA_ERROR_OUT_OF_MEMORY;
+  Walk w{s, nullptr, 0, 0};
+  walk(w, graph, 0);
+  if (w.sum != nullptr) {
+    w.sum->frees_all = w.frees >= w.allocations || (flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
+  }
+  const uint64_t bytes = s.client.cost(at.gpu).graph_exec_bytes;
+  const Entry entry{0, Kind::kExec, static_cast<uint32_t>(at.gpu), lease::to_units(bytes), at.context, bits(w.sum), 0};
+  const auto make = [&] { return account(s, name, entry, bytes, call, [out] { return *out; }); };
+  const bool uploads = w.sum != nullptr && (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0;
+  const CUresult r = uploads ? with_memory(s, *w.sum, make, [] {}) : make();
+  if (r != CUDA_SUCCESS) unmap_pages(w.sum, 4096);
+  return r;
+}
+
+template <typename Call, typename Wait>
+CUresult launch(CUgraphExec exec, Call call, Wait wait) {
+  State& s = state();
+  Entry entry;
+  if (KV_LIKELY(!s.table.find(Kind::kExec, bits(exec), &entry) || entry.owner == 0)) return call();
+  return with_memory(s, *reinterpret_cast<const GraphMemory*>(entry.owner), call, wait);
 }
 
 }  // namespace

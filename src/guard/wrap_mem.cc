@@ -77,7 +77,11 @@ CUresult free_in_stream(CUdeviceptr pointer, CUstream stream) {
   return free_block(pointer, call, [=](State& s, const Entry& entry) {
     const Pool* pool = entry.kind == Kind::kAsync ? s.pools.of_key(entry.owner) : nullptr;
     if (pool != nullptr && pool->destroyed == 0) return;
-    REAL_T(PerThread, cuStreamSynchronize)(stream);
+    if (pool != nullptr) {  // other blocks of it may be on their way in other streams
+      REAL(cuCtxSynchronize)();
+    } else {
+      REAL_T(PerThread, cuStreamSynchronize)(stream);
+    }
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <thread>
+#include <vector>
 
 #include "stand.h"
 
@@ -234,6 +235,68 @@ TEST_F(Holes, CapturedAllocations) {
   EXPECT_EQ(CU(cuGraphDestroy)(graph), CUDA_SUCCESS);
   EXPECT_EQ(CU(cuStreamDestroy_v2)(stream), CUDA_SUCCESS);
   EXPECT_EQ(CU(cuDeviceGraphMemTrim)(0), CUDA_SUCCESS);
+}
+
+TEST_F(Holes, InstantiatingMayUpload) {
+  CUgraph graph = nullptr;
+  CUgraphNode node = nullptr;
+  CUgraphNode end = nullptr;
+  CUgraphExec exec = nullptr;
+  CUDA_MEM_ALLOC_NODE_PARAMS params{};
+  params.poolProps = pool_on_gpu();
+  params.bytesize = 320 * kMiB;
+  ASSERT_EQ(CU(cuGraphCreate)(&graph, 0), CUDA_SUCCESS);
+  ASSERT_EQ(CU(cuGraphAddMemAllocNode)(&node, graph, nullptr, 0, &params), CUDA_SUCCESS);
+  ASSERT_EQ(CU(cuGraphAddMemFreeNode)(&end, graph, &node, 1, params.dptr), CUDA_SUCCESS);
+  CUDA_GRAPH_INSTANTIATE_PARAMS how{};
+  how.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+  s_.leave_room(300 * kMiB);
+  EXPECT_EQ(CU(cuGraphInstantiateWithParams)(&exec, graph, &how), kRefused);
+  EXPECT_EQ(s_.charged(), charged_);
+  s_.unlimited();
+  ASSERT_EQ(CU(cuGraphInstantiateWithParams)(&exec, graph, &how), CUDA_SUCCESS);
+  EXPECT_EQ(s_.charged() - charged_, s_.resident() - resident_);
+  EXPECT_GE(s_.charged() - charged_, 320 * kMiB);
+  EXPECT_EQ(CU(cuGraphExecDestroy)(exec), CUDA_SUCCESS);
+  EXPECT_EQ(CU(cuGraphDestroy)(graph), CUDA_SUCCESS);
+  EXPECT_EQ(CU(cuDeviceGraphMemTrim)(0), CUDA_SUCCESS);
+}
+
+TEST_F(Holes, LimitsOfOneContextFromManyThreads) {
+  const auto set_current = CU(cuCtxSetCurrent);
+  const auto set_limit = CU(cuCtxSetLimit);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      EXPECT_EQ(set_current(s_.primary()), CUDA_SUCCESS);
+      for (size_t i = 0; i < 500; ++i)
+        EXPECT_EQ(set_limit(CU_LIMIT_MALLOC_HEAP_SIZE, (8 + (i * 7 + t) % 24) * kMiB), CUDA_SUCCESS);
+    });
+  }
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(s_.charged() - charged_, s_.resident() - resident_);
+  EXPECT_EQ(set_limit(CU_LIMIT_MALLOC_HEAP_SIZE, 8 * kMiB), CUDA_SUCCESS);
+}
+
+TEST_F(Holes, ContextsComeAndGoBesideEachOther) {
+  const auto create = CU(cuCtxCreate_v2);
+  const auto destroy = CU(cuCtxDestroy_v2);
+  const auto alloc = CU(cuMemAlloc_v2);
+  const auto free = CU(cuMemFree_v2);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) {
+        CUcontext context = nullptr;
+        CUdeviceptr p[3] = {};
+        EXPECT_EQ(create(&context, 0, 0), CUDA_SUCCESS);
+        for (CUdeviceptr& one : p) EXPECT_EQ(alloc(&one, kMiB), CUDA_SUCCESS);
+        EXPECT_EQ(free(p[1]), CUDA_SUCCESS);
+        EXPECT_EQ(destroy(context), CUDA_SUCCESS);  // with two blocks; its handle is soon another thread's
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
 }
 
 TEST_F(Holes, MemoryInfoWhenFull) {
