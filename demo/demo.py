@@ -28,8 +28,8 @@ def the_card(s):
 def two_programs(s, card):
     s.scene("Two programs on it", "A asks for 6Gi, B for 4Gi. Counting devices would leave B waiting for A to end; counting bytes does not.")
     a = s.start("A", "run", "--memory", "6Gi", "--", s.program("alloc"), "5Gi", "--hold")
+    s.holding(a, A_BLOCK)  # before B asks, so that budgets are numbered as they are told
     b = s.start("B", "run", "--memory", "4Gi", "--", s.program("alloc"), "3Gi", "--hold")
-    s.holding(a, A_BLOCK)
     s.holding(b, B_BLOCK)
     s.show("top", "--once")
     context = s.context_bytes()
