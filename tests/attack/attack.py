@@ -236,7 +236,7 @@ def other_users(scene):
     if os.geteuid() != 0:
         return
     budget = scene.listed(scene.victim)["budget"]
-    code = ("import os, sys, json; os.setgid(65534); os.setuid(65534); sys.path.insert(0, sys.argv[1]); import wire\n"
+    code = ("import os, sys, json; sys.path.insert(0, sys.argv[1]); import wire; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             "try:\n c = wire.Control(sys.argv[2]); print(json.dumps([c.ask(op='kill', budget=int(sys.argv[3]), signal=9), c.ask(op='stop', force=True), "
             "c.ask(op='list')]))\nexcept wire.Gone: print('null')")
     folders = [scene.machine.folder, scene.machine.run, scene.machine.run / "sim"]
@@ -250,6 +250,7 @@ def other_users(scene):
             folder.chmod(0o700)
     expect(f"the case failed: {done.stderr}", done.stdout)
     got = json.loads(done.stdout)
+    print(f"        {'the socket let it in' if got else 'the socket kept it out'}")
     if got is not None:
         kill, stop, listed = got
         expect(f"it could end the budget: {kill}", "error" in kill)

@@ -1,10 +1,13 @@
 """One simulated machine for a test: its folders, its daemon, the budgets that run on it, and what NVML shows."""
 import ctypes
 import os
+import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -37,7 +40,7 @@ class Nvml:
             device = ctypes.c_void_p()
             self.check("nvmlDeviceGetHandleByIndex_v2", self.library.nvmlDeviceGetHandleByIndex_v2(i, ctypes.byref(device)))
             self.devices.append(device)
-        self.room = (self.Process * 2048)()
+        self.rooms = threading.local()  # a list of its own for each thread: calls run side by side
 
     @staticmethod
     def check(call, status):
@@ -46,10 +49,13 @@ class Nvml:
 
     def processes(self, gpu):
         """[(pid, bytes)] of one GPU at one instant."""
-        n = ctypes.c_uint(len(self.room))
+        room = getattr(self.rooms, "room", None)
+        if room is None:
+            room = self.rooms.room = (self.Process * 2048)()
+        n = ctypes.c_uint(len(room))
         self.check("nvmlDeviceGetComputeRunningProcesses_v3",
-                   self.library.nvmlDeviceGetComputeRunningProcesses_v3(self.devices[gpu], ctypes.byref(n), self.room))
-        return [(self.room[i].pid, self.room[i].bytes) for i in range(n.value)]
+                   self.library.nvmlDeviceGetComputeRunningProcesses_v3(self.devices[gpu], ctypes.byref(n), room))
+        return [(room[i].pid, room[i].bytes) for i in range(n.value)]
 
     def used(self, gpu):
         """Bytes of all processes, the driver's reserve not included."""
@@ -73,7 +79,13 @@ class Budget:
                                             start_new_session=True)
         self.pid = self.process.pid  # also of its session
 
-    def line(self):
+    def line(self, patience=None):
+        """The next line it prints; "" at its end. With a patience, only for programs that wait after each line."""
+        if patience is not None:
+            poll = select.poll()
+            poll.register(self.process.stdout, select.POLLIN)
+            if not poll.poll(patience * 1000):
+                raise Wrong(f"{self.name} said nothing for {patience} s")
         return self.process.stdout.readline().decode(errors="replace").strip()
 
     def go_on(self):
@@ -106,6 +118,9 @@ class Machine:
         self.budgets = []
 
     def __enter__(self):
+        # Ended from outside, it still ends what it started.
+        for name in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(name, lambda number, frame: sys.exit(128 + number))
         return self
 
     def __exit__(self, kind, error, trace):

@@ -16,6 +16,7 @@ class Observer:
         self.machine, self.pause = machine, pause
         self.nvml = machine.watch_nvml()
         self.limits = {}       # session -> bytes per GPU
+        self.names = {}        # session -> name
         self.sessions = {}     # pid -> session
         self.samples = self.lists = self.unknown = 0
         self.peak = 0.0        # largest part of a limit that was resident
@@ -39,6 +40,7 @@ class Observer:
 
     def add(self, budget):
         self.limits[budget.pid] = budget.limit
+        self.names[budget.pid] = budget.name or f"session {budget.pid}"
 
     def check(self):
         if self.wrong is not None:
@@ -82,7 +84,7 @@ class Observer:
                     continue
                 self.peak = max(self.peak, size / limit)
                 if size > limit:
-                    raise Wrong(f"GPU {gpu}: the processes of session {session} hold {size} bytes, {size - limit} above their limit {limit}")
+                    raise Wrong(f"GPU {gpu}: the processes of {self.names[session]} hold {size} bytes, {size - limit} above their limit {limit}")
 
     def snapshot(self):
         """What the daemon lists; None while it is away."""

@@ -60,7 +60,7 @@ def check_freed(observer, budget):
 
 
 def stage(observer, budget, name, check):
-    line = budget.line()
+    line = budget.line(60)
     if line != name:
         budget.process.wait()
         raise Wrong(f"{budget.name} said '{line}' instead of '{name}' and ended with status {budget.process.returncode}: {budget.said()}")
@@ -136,6 +136,16 @@ def exact_rest(rng, machine, observer):
     return said
 
 
+def limits(machine, observer):
+    """Threads that set a context's limits at once leave the charge of one setting."""
+    budget = machine.start(4 * GIB, 1, [machine.program("chaos"), "--mode=limits", "--threads=4", "--ops=300"], name="limits")
+    observer.add(budget)
+    said = budget.line(60)
+    if budget.process.wait(60) != 0:
+        raise Wrong(f"a context's limits, set by threads at once: {said or budget.said()}")
+    end(machine, observer, [budget])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--prefix", required=True)
@@ -157,6 +167,7 @@ def main():
                     rng = random.Random(f"{seed} {done}")
                     random_programs(rng, machine, observer, args.ops, args.sharing)
                     said = exact_rest(rng, machine, observer)
+                    limits(machine, observer)
                     done += 1
                     print(f"round {done}: well; {observer.samples} samples, {observer.lists} of them with the daemon's list, at most "
                           f"{100 * observer.peak:.1f} % of a limit resident; {said}", flush=True)

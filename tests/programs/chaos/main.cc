@@ -4,6 +4,7 @@
 //   chaos --wait ...                                stops with "held" half-way, "idle" and "freed"; goes on at a line
 //   on standard input chaos --mode=herd --herd=6 --steady=1 --kills=100 --life-ms=300      processes that are killed at
 //   random moments chaos --mode=exact-rest --processes=3           an unspent lease must not cost a sibling its memory
+//   chaos --mode=limits --threads=4                threads set one context's limits at the same time
 // Exit status: 0 well, 1 a wrong refusal, 2 usage, 3 a call went wrong, 4 a process was lost.
 #include <sys/wait.h>
 #include <unistd.h>
@@ -42,7 +43,9 @@ void announce(const Options& options, int stage) {
 class Alone : public Stages {
  public:
   explicit Alone(const Options& options) : options_(options) {}
-  void reach(int stage) override { announce(options_, stage); }
+  void reach(int stage) override {
+    if (stage != kOpened) announce(options_, stage);
+  }
 
  private:
   const Options& options_;
@@ -80,13 +83,13 @@ int run_team(const Options& options) {
     }
     children.push_back(pid);
   }
-  for (int stage = 0; stage < 3; ++stage) {
+  for (int stage = kOpened; stage < 3; ++stage) {
     while (!steps.arrived(options.processes, 50)) {
       int status = 0;
       pid_t who = waitpid(-1, &status, WNOHANG);
       if (who > 0) return lost(children, who, status);
     }
-    announce(options, stage);
+    if (stage != kOpened) announce(options, stage);
     steps.release();
   }
   int worst = 0;
@@ -115,10 +118,11 @@ bool parse_one(const char* arg, Options* o) {
     const char* name;
     int Options::* field;
   };
-  constexpr Flag kFlags[] = {
-      {"--ops", &Options::ops},     {"--processes", &Options::processes}, {"--threads", &Options::threads},
-      {"--gpus", &Options::gpus},   {"--herd", &Options::herd},           {"--steady", &Options::steady},
-      {"--kills", &Options::kills}, {"--life-ms", &Options::life_ms},     {"--sharing", &Options::sharing}};
+  constexpr Flag kFlags[] = {{"--ops", &Options::ops},         {"--processes", &Options::processes},
+                             {"--threads", &Options::threads}, {"--gpus", &Options::gpus},
+                             {"--herd", &Options::herd},       {"--steady", &Options::steady},
+                             {"--kills", &Options::kills},     {"--patience-ms", &Options::patience_ms},
+                             {"--life-ms", &Options::life_ms}, {"--sharing", &Options::sharing}};
   for (const Flag& f : kFlags) {
     if (number(a, f.name, &n)) return o->*f.field = static_cast<int>(n), true;
   }
@@ -129,6 +133,7 @@ int run(const Options& options) {
   const std::string_view mode = options.mode;
   if (mode == "herd") return run_herd(options);
   if (mode == "exact-rest") return run_exact_rest(options);
+  if (mode == "limits") return run_limits(options);
   if (mode != "run") return 2;
   if (options.processes > 0) return run_team(options);
   Bazaar bazaar(1);

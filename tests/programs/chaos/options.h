@@ -13,6 +13,8 @@ struct Options {
   int herd = 0;       // processes that live until they are killed
   int steady = 1;     // of the herd: never killed, must end well
   int kills = 0;      // then the herd ends
+  int patience_ms =
+      60000;  // for a context; one that a chaos process started must not wait for long: its parent holds the memory
   int life_ms = 300;  // longest life of one of the herd
   int sharing = 1;    // 0: processes do not offer each other memory
   const char* mode = "run";
@@ -22,6 +24,9 @@ struct Options {
 // One process: retains the primary contexts, runs its threads, gives everything back. `stage` is called with 0
 // half-way, with all quiet and what it holds still held, 1 when it has done its operations and holds its contexts and
 // what siblings offered, 2 with everything given back. Returns the exit status.
+// Before its first operation, with its contexts open: siblings that begin at once could take all before a slow one has
+// any.
+constexpr int kOpened = -1;
 class Stages {
  public:
   virtual ~Stages() = default;
@@ -34,5 +39,6 @@ int run_process(const Options& options, int number, Bazaar* bazaar, Stages* stag
 
 int run_herd(const Options& options);
 int run_exact_rest(const Options& options);
+int run_limits(const Options& options);
 
 }  // namespace chaos

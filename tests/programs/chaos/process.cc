@@ -10,16 +10,17 @@ namespace chaos {
 
 namespace {
 
-// Siblings may have filled the budget: they give some back soon.
-void retain(Gpu* gpu) {
-  for (int i = 0; i < 60000; ++i) {
-    if (granted(cu.cuDevicePrimaryCtxRetain(&gpu->primary, gpu->device), "cuDevicePrimaryCtxRetain")) return;
+// Siblings may have filled the budget: they give some back soon. False: not within the patience.
+bool retain(Gpu* gpu, int patience_ms) {
+  for (int i = 0; i < patience_ms; ++i) {
+    if (granted(cu.cuDevicePrimaryCtxRetain(&gpu->primary, gpu->device), "cuDevicePrimaryCtxRetain")) return true;
     usleep(1000);
   }
-  fail("cuDevicePrimaryCtxRetain", "no room for a context in 60 s");
+  return false;
 }
 
-std::vector<Gpu> open_gpus(int wanted) {
+// Empty: no room for the contexts.
+std::vector<Gpu> open_gpus(int wanted, int patience_ms) {
   must(cu.cuInit(0), "cuInit");
   int count = 0;
   must(cu.cuDeviceGetCount(&count), "cuDeviceGetCount");
@@ -28,7 +29,7 @@ std::vector<Gpu> open_gpus(int wanted) {
     Gpu gpu{};
     size_t total = 0;
     must(cu.cuDeviceGet(&gpu.device, i), "cuDeviceGet");
-    retain(&gpu);
+    if (!retain(&gpu, patience_ms)) return {};
     must(cu.cuCtxSetCurrent(gpu.primary), "cuCtxSetCurrent");
     must(cu.cuDeviceTotalMem(&total, gpu.device), "cuDeviceTotalMem");
     gpu.total = total;
@@ -55,11 +56,16 @@ int run_process(const Options& options, int number, Bazaar* bazaar, Stages* stag
   name_self(options.seed, number);
   Rng rng(options.seed * 1000003 + static_cast<uint64_t>(number));
   load_driver(options.library, rng.one_in(2));
-  std::vector<Gpu> gpus = open_gpus(options.gpus);
+  std::vector<Gpu> gpus = open_gpus(options.gpus, options.patience_ms);
+  if (gpus.empty()) {
+    if (options.patience_ms < Options{}.patience_ms) return 0;
+    fail("cuDevicePrimaryCtxRetain", "no room for a context in 60 s");
+  }
+  stages->reach(kOpened);
   Shared shared;
   std::vector<Worker> workers;
   for (int t = 0; t < options.threads; ++t) {
-    workers.emplace_back(rng.next(), &gpus, &shared, bazaar, options.threads == 1);
+    workers.emplace_back(rng.next(), &gpus, &shared, bazaar, options.threads == 1, options.processes > 0);
   }
   run_threads(workers, options.ops / 2, stages);
   for (Gpu& gpu : gpus) {

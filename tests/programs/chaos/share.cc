@@ -174,7 +174,8 @@ void Worker::spawn_child() {
   char program[] = "chaos";
   char solo[] = "--ops=12";
   std::string seed_arg = "--seed=" + seed;
-  char* argv[] = {program, solo, seed_arg.data(), nullptr};
+  char patience[] = "--patience-ms=50";
+  char* argv[] = {program, solo, patience, seed_arg.data(), nullptr};
   pid_t child = -1;
   if (rng_.one_in(2)) {
     if (posix_spawn(&child, "/proc/self/exe", nullptr, nullptr, argv, environ) != 0) return;
@@ -191,6 +192,7 @@ void Worker::spawn_child() {
 
 // Lets go of a primary context and takes it again.
 void Worker::primary_cycle() {
+  if (in_step_) return;
   drop_all();
   ignore_offers();
   Gpu& gpu = pick_gpu();

@@ -26,8 +26,8 @@ std::vector<Object> Shared::take_all() {
   return std::exchange(objects_, {});
 }
 
-Worker::Worker(uint64_t seed, std::vector<Gpu>* gpus, Shared* shared, Bazaar* bazaar, bool single)
-    : rng_(seed), gpus_(gpus), shared_(shared), bazaar_(bazaar), single_(single) {}
+Worker::Worker(uint64_t seed, std::vector<Gpu>* gpus, Shared* shared, Bazaar* bazaar, bool single, bool in_step)
+    : rng_(seed), gpus_(gpus), shared_(shared), bazaar_(bazaar), single_(single), in_step_(in_step) {}
 
 void Worker::forget_current() {
   must(cu.cuCtxSetCurrent((*gpus_)[0].primary), "cuCtxSetCurrent");

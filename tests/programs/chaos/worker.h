@@ -60,7 +60,7 @@ class Worker {
  public:
   // `single`: the only thread of its process, so that it may fork and use the driver in the child, and may let go of
   // the primary context.
-  Worker(uint64_t seed, std::vector<Gpu>* gpus, Shared* shared, Bazaar* bazaar, bool single);
+  Worker(uint64_t seed, std::vector<Gpu>* gpus, Shared* shared, Bazaar* bazaar, bool single, bool in_step);
   void step();
   // Another thread or hand may have made another context current.
   void forget_current();
@@ -121,6 +121,7 @@ class Worker {
   Shared* shared_;
   Bazaar* bazaar_;
   bool single_;
+  bool in_step_;  // siblings wait for it while they hold memory: it may not wait for theirs
   int gpu_ = 0;
   CUcontext current_ = nullptr;
   std::vector<Object> objects_;
